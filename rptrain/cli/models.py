@@ -11,7 +11,6 @@ import typer
 
 from rptrain.checkpoint.export_progress import is_export, loading_code, record
 from rptrain.cli.exits import exit_codes
-from rptrain.cli.export_display import ExportDisplay
 from rptrain.cli.options import JsonArray, existing
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.paths import expanded
@@ -40,6 +39,7 @@ def export(
             raise typer.Exit(0)
         with PROCESS.importing():
             from rptrain.checkpoint.export import export as write
+            from rptrain.cli.export_display import ExportDisplay
 
         with ExportDisplay(as_json=as_json) as display:
             written = write(source, to, dtype, merge=merge, force=force, report=display.report)

@@ -89,7 +89,7 @@ class Talk:
             self._answer(self._chat.retry())
         elif command == "/system":
             self._chat.system = given.strip()
-            self._tell("The system prompt is set." if self._chat.system else "There is no system prompt.")
+            self._tell("The system prompt is set." if self._chat.system else "The system prompt is removed.")
         elif command == "/base":
             if not self._base:
                 self._loaded.load_base()

@@ -90,7 +90,7 @@ class Excerpt:
 def excerpt(source: TrainSet, data: Data, tokenizer: Any, limits: Limits) -> Excerpt:
     """The first rows of a data set. `tokenizer` may be None for random tokens only.
 
-    Raises UserError if training would refuse the set before it has read all of it: if there is no such file or split, a
+    Raises UserError if training would refuse the set before it has read all of it: if a file or split does not exist, a
     file cannot be read or its format is unknown, the template exceeds a limit, or the tokenizer cannot be used.
     """
     if source.path == RANDOM:

@@ -264,7 +264,7 @@ def _not_taken(sources: Sequence[tuple[TrainSet, Chosen]]) -> tuple[str, ...]:
 
 
 def questions_of(source: TrainSet) -> list[formats.Example]:
-    """The questions of a built-in set. Raises UserError if there is no such set, or no such split of it."""
+    """The questions of a built-in set. Raises UserError if the set or the split does not exist."""
     if source.path != TASKS:
         raise UserError(f"{source.path}: the built-in sets are {TASKS} and {RANDOM}")
     if source.split == "train":

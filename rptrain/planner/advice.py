@@ -147,7 +147,7 @@ class _Adviser:
                 spec = self._spec_of(changes, config, hardware)
             except UserError:  # the model cannot be trained that way
                 continue
-            if least_memory(config, spec, hardware).fits:  # otherwise there is no need to search for a plan
+            if least_memory(config, spec, hardware).fits:  # otherwise a search for a plan is not needed
                 memory = plan_run(config, spec, hardware)[1]
                 if memory.fits:
                     after = _most(memory, "total")

@@ -14,7 +14,7 @@ NEAR = 3  # names that a message suggests
 def named_run(name: str | None, folder: Path) -> Path:
     """The folder of a run: `name` is a path or the name of a run in `folder`; None is the newest run there.
 
-    UserError if there is no such run, with the names most like it.
+    UserError if the run does not exist, with the names most like it.
     """
     if name is None:
         if not (found := summaries(folder)):
@@ -29,4 +29,4 @@ def named_run(name: str | None, folder: Path) -> Path:
     known = [file.parent.name for file in folder.glob(f"*/{RUN_CONFIG}")]
     near = nearest(name, known, NEAR)
     advice = f"did you mean {', '.join(near)}?" if near else "`rptrain runs` lists the runs"
-    raise UserError(f"there is no run {name}, neither in {folder} nor as a path: {advice}")
+    raise UserError(f"the run {name} does not exist, neither in {folder} nor as a path: {advice}")

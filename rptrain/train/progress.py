@@ -2,50 +2,34 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
 
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import BestLoaded, Event, Step
 from rptrain.runs.lanes import Phase
+from rptrain.utils.console import TerminalBar
 from rptrain.utils.text import printable
 from rptrain.utils.units import format_duration, format_loss, format_rate
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-WIDEST = 24  # columns of the bar; a narrow terminal has less of it, and the whole text
+class ProgressDisplay(TerminalBar):
+    """Shows the progress of training: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
 
-
-class ProgressDisplay:
-    """Shows the progress of training: a bar on a terminal, lines elsewhere, nothing if `quiet`.
-
-    The bar is the last line of the terminal. What is printed meanwhile, also by others, appears above it.
-    """
-
-    def __init__(self, total_steps: int, *, quiet: bool = False, console: "Console | None" = None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-        from rich.table import Column
-
+    def __init__(self, total_steps: int, *, quiet: bool = False, console: Console | None = None) -> None:
+        self._console = console or Console()
+        super().__init__(self._console, total_steps, shown=not quiet)
         self._total = total_steps
         self._first: Step | None = None  # the pace is measured from this step on
         self._last: Step | None = None  # the last one that was reported
         self._done = 0
         self._phase: Phase = "training"
         self._quiet = quiet
-        self._console = console or Console()
-        bar, text = (
-            BarColumn(None, table_column=Column(max_width=WIDEST)),
-            TextColumn("{task.description}", markup=False),
-        )
-        self._bar = Progress(bar, text, console=self._console) if self._console.is_terminal and not quiet else None
-        self._task = self._bar.add_task("", total=total_steps) if self._bar else None
 
     def update(self, step: Step) -> None:
         """Show the step's loss and pace."""
         self._first, self._last = self._first or step, step
-        if self._bar is None:
+        if not self._has_bar:
             self.note(describe(step, self._total, self._first))
         self.advance(step.step)
 
@@ -66,14 +50,14 @@ class ProgressDisplay:
             self._refresh()
 
     def _refresh(self) -> None:
-        if self._bar is None or self._task is None:
+        if not self._has_bar:
             return
         text = f"step {self._done}/{self._total}"
         if self._first is not None and self._last is not None:
             text = describe(self._last, self._total, self._first, self._done)
         if self._phase != "training":
             text = f"{text}  {self._phase}"
-        self._bar.update(self._task, completed=self._done, description=text)
+        self._draw(text, self._done, self._total)
 
     def note(self, text: str) -> None:
         """Prints a line, above the bar if there is one. Training continues if the line cannot be printed."""
@@ -84,15 +68,6 @@ class ProgressDisplay:
                 return
             except SystemExit:  # rich exits if the output pipe was closed
                 self._quiet = True
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
 
 def record(log: EventLog, progress: ProgressDisplay, event: Event) -> None:

@@ -22,7 +22,7 @@ class Context:
     environment: Mapping[str, str] = field(default_factory=dict)  # differences of the trainer's environment
     chat: ChatSession | None = None  # its model stays loaded while another screen is shown
     unsaved: bool = False  # the draft has edits that are not in its file
-    welcome: bool = False  # there is no run yet, and no config
+    welcome: bool = False  # neither a run nor a config exists yet
     launched: dict[Path, Launched] = field(default_factory=dict)  # processes started here, by folder
 
     def start(self, config: Path, output_dir: str, run_name: str) -> Launched:

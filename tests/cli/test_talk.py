@@ -75,7 +75,7 @@ def test_commands(talk, loaded, capsys) -> None:
     said, told = capsys.readouterr()
     assert not loaded.chat.turns and loaded.chat.system == ""
     assert [line.partition(" ")[0] for line in said.splitlines() if ": " in line] == ["tuned:", "base:"]
-    for word in ("prompt is set", "are shown", "not shown any more", "/retry ", "begins again", "no system prompt"):
+    for word in ("prompt is set", "are shown", "not shown any more", "/retry ", "begins again", "prompt is removed"):
         assert word in told, word
 
 

@@ -1,4 +1,4 @@
-"""A tokenizer for tests: every character is a token, and there is no chat template."""
+"""A tokenizer for tests: every character is a token, and it has no chat template."""
 
 from typing import Any
 

@@ -30,7 +30,7 @@ def test_a_name_and_a_path_and_the_newest(folder):
 
 
 def test_a_name_that_is_not_there(folder):
-    with pytest.raises(UserError, match=r"no run first-chat,.*: did you mean first-chats\?"):
+    with pytest.raises(UserError, match=r"the run first-chat does not exist,.*: did you mean first-chats\?"):
         named_run("first-chat", folder)
     with pytest.raises(UserError, match="`rptrain runs` lists the runs"):
         named_run("zzz", folder)

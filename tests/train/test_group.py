@@ -68,7 +68,7 @@ def test_what_differs_is_named_by_all():
 
 
 def slow(group: Group, seconds: float, compared: int = 1) -> list[Event]:
-    """The events after so many comparisons, if each step of this process takes so many seconds."""
+    """The events after a number of comparisons, if each step of this process takes that number of seconds."""
     found: list[Event] = []
     times = ShareTimes(group, found.append)
     for step in range(1, compared * STEPS + 1):

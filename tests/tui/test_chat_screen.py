@@ -112,7 +112,7 @@ async def test_a_process_that_ends_and_a_message_that_is_refused(make: Made, run
         await say(pilot, "refuse", "too ␛[1mlong")
         assert "> refuse" not in screen_text(pilot.app)
         await say(pilot, "die", "ended with status 3: RuntimeError")
-        assert "ctrl+r loads the model again; the conversation goes on." in screen_text(pilot.app)
+        assert "ctrl+r loads the model again; the conversation is kept." in screen_text(pilot.app)
         await press_until(pilot, "ctrl+r", lambda: "1,234 tokens/s" in screen_text(pilot.app))
         await say(pilot, "second", "SECOND")
         assert "FIRST" in screen_text(pilot.app)

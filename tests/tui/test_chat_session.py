@@ -132,4 +132,4 @@ async def test_the_process_ends_with_the_session_and_with_its_input() -> None:
     await wait_for(lambda: session.state == "idle")
     process = psutil.Process(session._process.pid)
     await session.close()
-    assert not process.is_running() and session.state == "idle", "that it ended is no news"
+    assert not process.is_running() and session.state == "idle", "its end was already known"

@@ -47,7 +47,7 @@ async def test_curves_are_chosen_smoothed_and_read(make: Made, tmp_path: Path):
     async with make(attach=run).run_test(size=(80, 24)) as pilot:
         app, screen = pilot.app, pilot.app.screen
         await until(pilot, lambda: "━ validation" in screen_text(app))
-        await pilot.press("left")  # there is no large curve
+        await pilot.press("left")  # no curve is large
         curves = screen.query_one(Curves)
         await press_until(pilot, "l", lambda: curves.chosen is not None and curves.chosen.id == "loss")
         await settled(pilot)

@@ -158,7 +158,7 @@ class ChatScreen(Screen[None]):
     def _problem(self) -> str:
         session = self._session
         if session.state == "ended":
-            return f"{session.problem}\nctrl+r loads the model again; the conversation goes on."
+            return f"{session.problem}\nctrl+r loads the model again; the conversation is kept."
         if session.problem or session.loaded is None:
             return session.problem
         return "" if session.loaded.templated else "The tokenizer has no chat template: the model continues your text."

@@ -67,7 +67,7 @@ class Runs(Screen[None]):
         ("space", "mark for comparison: curves, results, settings that differ"),
         ("m", "compare another metric: validation loss, tokens/s …"),
         ("x", "over steps, tokens or training time"),
-        ("t", "curves or table, where there is no room for both"),
+        ("t", "curves or table, where only one of them fits"),
         ("r", "resume a run that ended early"),
         ("e c", "export its last checkpoint; talk to its model"),
         ("n", "a new run with its settings"),

@@ -27,7 +27,7 @@ class Planned:
 
     @property
     def too_large(self) -> bool:
-        """Whether there is no plan, or one that takes more memory than there is."""
+        """Whether no plan was found, or one that takes more memory than the machine has."""
         return self.report["plan"] is None or any(place["fits"] is False for place in self.report["memory"])
 
 

@@ -35,7 +35,7 @@ class AdviceList(OptionList):
             self.add_option(Option(Content.styled(problem, "$muted"), disabled=True))
 
     def changes(self, number: int) -> dict[str, str]:
-        """The values of a change by key, as a user writes them; empty if there is no such change."""
+        """The values of a change by key, as a user writes them; empty if the change does not exist."""
         if number > len(self._remedies):
             return {}
         return {key: _written(key, value) for key, value in self._remedies[number - 1].items()}
