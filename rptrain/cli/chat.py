@@ -31,12 +31,12 @@ def chat(
             raise UserError("--system is not UTF-8 text")
         source = existing(source)
         from rptrain.cli.talk import Talk
-        from rptrain.inference.chat import Settings
         from rptrain.inference.load import LoadedChat
+        from rptrain.inference.settings import AnswerSettings
         from rptrain.planner.room import free_room
         from rptrain.runs.listing import training_beside
 
-        settings = Settings(temperature, top_p, max_new_tokens, seed)
+        settings = AnswerSettings(temperature, top_p, max_new_tokens, seed)
         settings.check()
         loaded = LoadedChat(source, free_room(training_beside(source)), placement)
         loaded.chat.settings, loaded.chat.system = settings, system

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -12,33 +11,14 @@ from rptrain.data.template import load_template
 from rptrain.data.tokens import tokenized
 from rptrain.inference.answer_text import AnswerText
 from rptrain.inference.model import EXTENDED
+from rptrain.inference.settings import AnswerSettings
 from rptrain.models.layers.cache import cache_bytes
 from rptrain.models.layers.generate import Sampling, Weights, new_cache, stream
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
-MAX_NEW_TOKENS = 1024
 ROOM = 0.8  # fraction of free memory that keys and values may take; the rest is for temporaries
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How answers are drawn. `max_new_tokens`: of one answer."""
-
-    temperature: float = 0.7
-    top_p: float = 0.95
-    max_new_tokens: int = MAX_NEW_TOKENS
-    seed: int = 0
-
-    def check(self) -> None:
-        """Raises UserError for values that cannot be."""
-        if not (isfinite(self.temperature) and self.temperature >= 0):
-            raise UserError(f"the temperature must be a finite number of at least 0, not {self.temperature:g}")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top-p must be above 0 and at most 1, not {self.top_p:g}")
-        if self.max_new_tokens < 1:
-            raise UserError(f"an answer needs at least 1 new token, not {self.max_new_tokens}")
 
 
 @dataclass(frozen=True)
@@ -69,7 +49,7 @@ class Speaker:
     def cache_nbytes(self) -> int:
         return self._cache.nbytes
 
-    def stream(self, prompt: Sequence[int], settings: Settings, ends: set[int], seed: int) -> Iterator[int]:
+    def stream(self, prompt: Sequence[int], settings: AnswerSettings, ends: set[int], seed: int) -> Iterator[int]:
         """New tokens after a prompt. Raises UserError if their keys and values do not fit into free memory."""
         table = self._weights(0)["embed"]
         longest = len(prompt) + settings.max_new_tokens
@@ -113,7 +93,7 @@ class Chat:
     longest: int | None = None  # tokens of a prompt
     base: Speaker | None = None
     system: str = ""
-    settings: Settings = field(default_factory=Settings)
+    settings: AnswerSettings = field(default_factory=AnswerSettings)
     turns: list[Turn] = field(default_factory=list)
     _asked: int = 0
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rptrain.cli.talk import Talk
-from rptrain.inference.chat import Settings
 from rptrain.inference.placement import Placement
+from rptrain.inference.settings import AnswerSettings
 from rptrain.utils.errors import UserError
 
 from ..inference.letters import letters_chat
@@ -31,7 +31,7 @@ class Loaded(SimpleNamespace):
 
     def __init__(self) -> None:
         chat = letters_chat()
-        chat.settings = Settings(temperature=0, max_new_tokens=4)
+        chat.settings = AnswerSettings(temperature=0, max_new_tokens=4)
         chat.base, self._base = None, chat.base
         placement = Placement("cpu", "this machine has no GPU", 2048, 900.0)
         super().__init__(chat=chat, model=SimpleNamespace(source=Path("runs/a\x1b")), placement=placement)

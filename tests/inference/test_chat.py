@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from rptrain.inference.chat import Chat, Settings
+from rptrain.inference.chat import Chat
 from rptrain.inference.generate import generate_text, stream_text
 from rptrain.inference.load import LoadedChat
+from rptrain.inference.settings import AnswerSettings
 from rptrain.models.layers.cache import cache_bytes
 from rptrain.planner.room import free_room
 from rptrain.utils.errors import UserError
@@ -16,7 +17,7 @@ from rptrain.utils.errors import UserError
 from .. import run_tools as tools
 from .letters import letters_chat, letters_spec
 
-GREEDY = Settings(temperature=0, max_new_tokens=6)
+GREEDY = AnswerSettings(temperature=0, max_new_tokens=6)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_a_turn_continues_what_was_said_and_computes_only_what_is_new(chat: Chat
 
 
 def test_another_try_takes_back_and_draws_other_tokens(chat: Chat) -> None:
-    chat.settings = Settings(temperature=2.0, top_p=1.0, max_new_tokens=12)
+    chat.settings = AnswerSettings(temperature=2.0, top_p=1.0, max_new_tokens=12)
     tries = {"".join(chat.ask("abc")), *("".join(chat.retry()) for _ in range(3))}
     assert len(tries) == 4 and len(chat.turns) == 1 and chat.turns[0].said == "abc"
     assert chat.take_back() == "abc" and not chat.turns
@@ -95,7 +96,7 @@ def test_the_base_model_keeps_its_own_answers(chat: Chat) -> None:
         ("a", replace(GREEDY, max_new_tokens=0), 1 << 40, "at least 1 new token"),
     ],
 )
-def test_what_is_refused_was_not_said(said: str, settings: Settings, free: int, message: str) -> None:
+def test_what_is_refused_was_not_said(said: str, settings: AnswerSettings, free: int, message: str) -> None:
     chat = letters_chat(free)
     chat.settings = settings
     with pytest.raises(UserError, match=message):

@@ -101,7 +101,7 @@ async def test_settings(make: Made, run: Path):
         await focus(pilot, "#message")
         await press_until(pilot, "enter", lambda: bool(screen._session.turns))
         settings = screen._session.settings
-        assert (settings.temperature, settings.top_p, settings.system) == (0.0, 1.0, "Be brief.")
+        assert (settings.answers.temperature, settings.answers.top_p, settings.system) == (0.0, 1.0, "Be brief.")
 
 
 @driven

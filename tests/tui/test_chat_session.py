@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rptrain.inference.settings import AnswerSettings
 from rptrain.tui.services import chat_session
 from rptrain.tui.services.chat_session import ChatSession
 from rptrain.utils.errors import UserError
@@ -90,10 +91,9 @@ async def test_what_is_refused_was_not_said() -> None:
     await answered(session, "b")
     assert session.problem == "" and len(session.turns) == 2
     for setting, value in (("temperature", float("nan")), ("top_p", 0.0)):
-        setattr(session.settings, setting, value)
+        session.settings.answers = AnswerSettings(**{setting: value})
         with pytest.raises(UserError):
             session.ask("c")
-        setattr(session.settings, setting, 1.0)
     assert len(session.turns) == 2
     await session.close()
 

@@ -1,6 +1,7 @@
 """The Chat screen: a conversation with a run's model, which a process of its own holds."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from rptrain.tui.context import Context
 from rptrain.tui.screens.checkpoint_picker import CheckpointPicker, candidates
 from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.dialog import ask
-from rptrain.tui.services.chat_session import ChatSession, Settings
+from rptrain.tui.services.chat_session import ChatSession
 from rptrain.tui.widgets.entry import Entry
 from rptrain.tui.widgets.exchange import Transcript
 from rptrain.tui.widgets.key_bar import KeyBar
@@ -101,8 +102,8 @@ class ChatScreen(Screen[None]):
         settings = self._session.settings
         for name, value in (
             ("system", settings.system),
-            ("temperature", f"{settings.temperature:g}"),
-            ("top-p", f"{settings.top_p:g}"),
+            ("temperature", f"{settings.answers.temperature:g}"),
+            ("top-p", f"{settings.answers.top_p:g}"),
         ):
             self.query_one(f"#{name}", Input).value = value
         self._draw()
@@ -197,12 +198,11 @@ class ChatScreen(Screen[None]):
         session = self._session
         session.settings.system = self.query_one("#system", Input).value.strip()
         for name in ("temperature", "top-p"):
-            field, alone = self.query_one(f"#{name}", Input), Settings()
+            field = self.query_one(f"#{name}", Input)
             try:
-                value = float(field.value)
-                setattr(alone, name.replace("-", "_"), value)
-                alone.check()
-                setattr(session.settings, name.replace("-", "_"), value)
+                answers = replace(session.settings.answers, **{name.replace("-", "_"): float(field.value)})
+                answers.check()
+                session.settings.answers = answers
             except ValueError as error:
                 said_so = str(error) if isinstance(error, UserError) else f"{name} must be a number"
                 self.notify(said_so, severity="error")

@@ -16,8 +16,9 @@ from typing import Any, TextIO
 import psutil
 import torch
 
-from rptrain.inference.chat import Settings, Turn
+from rptrain.inference.chat import Turn
 from rptrain.inference.load import LoadedChat
+from rptrain.inference.settings import AnswerSettings
 from rptrain.planner.room import free_room
 from rptrain.runs.listing import training_beside
 from rptrain.utils.errors import UserError, describe
@@ -61,7 +62,7 @@ class Child:
         assert self._loaded is not None
         chat = self._loaded.chat
         if do == "ask":
-            chat.system, chat.settings = given["system"], Settings(**given["settings"])
+            chat.system, chat.settings = given["system"], AnswerSettings(**given["settings"])
             if given["base"]:
                 self._loaded.load_base()
             self._answer(chat.ask(given["said"]), base=False)

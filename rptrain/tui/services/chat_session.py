@@ -7,11 +7,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rptrain.utils.errors import UserError
+from rptrain.inference.settings import AnswerSettings
 from rptrain.utils.text import as_message
 
 COMMAND = (sys.executable, "-P", "-m", "rptrain.tui.services.chat_child")  # without the current directory on the path
@@ -22,7 +22,7 @@ State = Literal["loading", "idle", "answering", "ended"]
 
 
 @dataclass
-class Turn:
+class ShownTurn:
     """What the user said, and what came back so far."""
 
     said: str
@@ -43,21 +43,12 @@ class Loaded:
 
 
 @dataclass
-class Settings:
-    """How answers are made."""
+class ChatSettings:
+    """What the next message is sent with."""
 
+    answers: AnswerSettings = field(default_factory=AnswerSettings)
     system: str = ""
-    temperature: float = 0.7
-    top_p: float = 0.95
-    max_new_tokens: int = 1024
     base: bool = False  # the base model answers too
-
-    def check(self) -> None:
-        """Raises UserError for values that cannot be."""
-        if not self.temperature >= 0 or self.temperature == float("inf"):
-            raise UserError(f"the temperature must be a finite number of at least 0, not {self.temperature:g}")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top-p must be above 0 and at most 1, not {self.top_p:g}")
 
 
 @dataclass
@@ -67,10 +58,10 @@ class ChatSession:
     run: Path  # or another folder of a model
     source: Path  # the run, or one of its checkpoints
     environment: Mapping[str, str] = field(default_factory=dict)
-    settings: Settings = field(default_factory=Settings)
+    settings: ChatSettings = field(default_factory=ChatSettings)
     placement: str = "auto"
     state: State = "loading"
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[ShownTurn] = field(default_factory=list)
     loaded: Loaded | None = None
     measured: float | None = None  # tokens per second of the last answer
     host: int = 0  # bytes of the process
@@ -129,11 +120,10 @@ class ChatSession:
 
     def ask(self, said: str) -> None:
         """Says something. Raises UserError for invalid settings."""
-        self.settings.check()
+        self.settings.answers.check()
         assert self.state == "idle"
-        self.turns.append(Turn(said))
-        own = {"temperature": self.settings.temperature, "top_p": self.settings.top_p}
-        own |= {"max_new_tokens": self.settings.max_new_tokens, "seed": self._asked}
+        self.turns.append(ShownTurn(said))
+        own = asdict(replace(self.settings.answers, seed=self._asked))
         self._asked += 1
         self.state, self.problem = "answering", ""
         self._ask("ask", said=said, system=self.settings.system, base=self.settings.base, settings=own)
@@ -180,7 +170,7 @@ class ChatSession:
                 self._end(": ".join([f"the process that holds the model ended with status {code}", *said]))
 
     def _take(self, kind: str, **values: Any) -> None:
-        turn = self.turns[-1] if self.turns else Turn("")
+        turn = self.turns[-1] if self.turns else ShownTurn("")
         if kind == "loaded":
             self.loaded = Loaded(**values)
         elif kind == "piece" and values["base"]:

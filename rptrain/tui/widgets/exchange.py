@@ -7,7 +7,7 @@ from textual.containers import Container, Vertical
 from textual.content import Content
 from textual.widgets import Static
 
-from rptrain.tui.services.chat_session import State, Turn
+from rptrain.tui.services.chat_session import ShownTurn, State
 from rptrain.tui.widgets.log_panel import Tail
 from rptrain.utils.text import printable
 
@@ -15,7 +15,7 @@ from rptrain.utils.text import printable
 class Exchange(Vertical):
     """A message, and below it the answers: side by side where there is room."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: ShownTurn) -> None:
         super().__init__()
         self._shown = (turn, False, False)
         self._drawn: tuple[object, ...] = ()
@@ -29,7 +29,7 @@ class Exchange(Vertical):
     def on_mount(self) -> None:
         self._draw()
 
-    def show(self, turn: Turn, *, with_base: bool, running: bool) -> None:
+    def show(self, turn: ShownTurn, *, with_base: bool, running: bool) -> None:
         self._shown = (turn, with_base or bool(turn.base_answer), running)
         if self.query(".base"):  # otherwise it is drawn once it has widgets
             self._draw()
@@ -58,7 +58,7 @@ class Transcript(Tail):
 
     can_focus = False
 
-    def show(self, turns: Sequence[Turn], *, with_base: bool, state: State) -> None:
+    def show(self, turns: Sequence[ShownTurn], *, with_base: bool, state: State) -> None:
         shown = list(self.query(Exchange))
         for exchange in shown[len(turns) :]:
             exchange.remove()
