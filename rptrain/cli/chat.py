@@ -7,6 +7,7 @@ import typer
 
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import existing
+from rptrain.inference.settings import MAX_NEW_TOKENS, AnswerSettings
 from rptrain.utils.errors import UserError
 
 
@@ -15,7 +16,7 @@ def chat(
     system: Annotated[str, typer.Option(help="The system prompt.")] = "",
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens that add up to this.")] = 0.95,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 1024,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = MAX_NEW_TOKENS,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     placement: Annotated[
         str, typer.Option(metavar="auto|gpu|streamed|cpu", help="Where it runs; auto: the fastest with enough memory.")
@@ -32,7 +33,6 @@ def chat(
         source = existing(source)
         from rptrain.cli.talk import Talk
         from rptrain.inference.load import LoadedChat
-        from rptrain.inference.settings import AnswerSettings
         from rptrain.planner.room import free_room
         from rptrain.runs.listing import training_beside
 
