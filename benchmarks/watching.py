@@ -121,7 +121,7 @@ def snapshot(when: float, index: int) -> Snapshot:
                 power=400.0 + index % 90,
             )
         )
-    last = StepNumbers.of(index // 4, 1.2, 1e-5, 0.8, 131_072, 1.0) if index % 4 == 0 else None
+    last = StepNumbers.of(index // 4, 1.2, 1e-5, 0.8, 131_072.0, 1.0) if index % 4 == 0 else None
     return Snapshot(
         when, 0.25, "training", 118 * GIB, 74 * GIB, tuple(lanes), OptimizerState("updates layers.17", 1, 1.41), last
     )

@@ -92,7 +92,7 @@ class Step(Event):
     grad_norm: Float | None  # before clipping
     tokens: Int  # padding included
     supervised: Int
-    tokens_per_second: Float
+    tokens_per_second: Float  # average since the last record, or of the last steps if they took longer
     skipped: Bool = False
 
     severity: ClassVar[Severity] = "warning"  # of the sentence for a skipped step

@@ -58,16 +58,16 @@ class StepNumbers:
     loss: Float | None
     learning_rate: Float
     grad_norm: Float | None
-    tokens_per_second: Float | None
+    tokens_per_second: Float | None  # average of the last steps
     seconds: Float | None = None  # duration of the step
 
     @classmethod
     def of(
-        cls, step: int, loss: float, rate: float, norm: float | None, tokens: int, seconds: float | None
+        cls, step: int, loss: float, rate: float, norm: float | None, speed: float, seconds: float | None
     ) -> "StepNumbers":
-        """The numbers of a step, where numbers that are not finite become None. `tokens`: of the step."""
-        speed = round(tokens / seconds, 3) if seconds else None
-        return cls(step, _finite(loss), rate, _finite(norm), speed, None if seconds is None else round(seconds, 6))
+        """The numbers of a step, where numbers that are not finite become None. `speed`: tokens per second."""
+        duration = None if seconds is None else round(seconds, 6)
+        return cls(step, _finite(loss), rate, _finite(norm), round(speed, 3), duration)
 
 
 @dataclass(frozen=True)

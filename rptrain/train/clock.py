@@ -1,4 +1,4 @@
-"""Clocks of training: how long it ran, and how long single steps took."""
+"""Clocks of training: how long it ran, how fast the last steps were, and how long single steps took."""
 
 import time
 from collections import deque
@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
+STEPS, SECONDS = 4, 1.0  # the speed is an average of at least these
+
 
 class Clock:
     """Measures how long training ran, without pauses."""
 
     def __init__(self) -> None:
-        self._seconds = 0.0  # since the last lap, until `running` was entered
+        self._seconds = 0.0  # until `running` was entered
         self._since = 0.0
 
     @contextmanager
@@ -31,12 +33,40 @@ class Clock:
         finally:
             self._since += time.perf_counter() - began
 
+    @property
+    def seconds(self) -> float:
+        """How long training ran so far. Within `running`."""
+        return self._seconds + time.perf_counter() - self._since
+
+
+class Throughput:
+    """Tokens per second, by a clock.
+
+    Two short steps may run at once, with async updates, and end one right after the other. So the speed is always an
+    average of the last STEPS steps or more, and of the last SECONDS seconds or more, as far as training ran so long.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ends = deque([(0.0, 0)])  # seconds and tokens so far, at the ends of the last steps
+        self._lap = 0.0, 0  # the same at the last lap
+
+    def finished(self, tokens: int) -> float:
+        """A step with these tokens has ended. Returns the speed."""
+        ends, now = self._ends, self._clock.seconds
+        ends.append((now, ends[-1][1] + tokens))
+        while len(ends) > STEPS + 1 and now - ends[1][0] >= SECONDS:
+            ends.popleft()
+        return _speed(ends[0], ends[-1])
+
     def lap(self) -> float:
-        """The seconds since the last lap. Within `running`."""
-        now = time.perf_counter()
-        seconds = self._seconds + now - self._since
-        self._seconds, self._since = 0.0, now
-        return seconds
+        """The speed, as an average of all steps since the last lap."""
+        before, self._lap = self._lap, self._ends[-1]
+        return _speed(min(before, self._ends[0]), self._lap)
+
+
+def _speed(start: tuple[float, int], end: tuple[float, int]) -> float:
+    return (end[1] - start[1]) / (end[0] - start[0])
 
 
 class StepTimes:

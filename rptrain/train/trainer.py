@@ -26,7 +26,7 @@ from rptrain.runs.signals import PROCESS
 from rptrain.train import validation
 from rptrain.train.begin import Begun, record_plan, record_start
 from rptrain.train.best import load_best
-from rptrain.train.clock import Clock, StepTimes
+from rptrain.train.clock import Clock, StepTimes, Throughput
 from rptrain.train.group import Group, ShareTimes
 from rptrain.train.job import Job
 from rptrain.train.lr import learning_rate
@@ -82,10 +82,10 @@ class Trainer:
         self._running: _RunningStep | None = None  # the newest step, until it is reported
         self._next = 0  # steps that were submitted
         self._clock = Clock()
+        self._throughput = Throughput(self._clock)
         self._step_times = StepTimes(COMPARED)
         self._share_times = ShareTimes(group, self._emit)
         self._starved = 0.0  # seconds in which devices of the engine have waited for updates so far
-        self._tokens = 0  # since the last recorded step
         self._skipped = SkippedSteps(begun.job, self._emit)
         self._early_stopping = validation.EarlyStopping(begun.job.config.train.early_stopping_patience)
         self._validated: tuple[int, float | None] = (0, None)  # a step, and the validation loss after it
@@ -198,11 +198,11 @@ class Trainer:
         done, self._running = self._running, None
         loss, update = done.loss.result(), done.update.result()
         seconds = self._step_times.finished()
-        numbers = StepNumbers.of(done.step, loss, done.learning_rate, update.grad_norm, done.batch.tokens, seconds)
+        speed = self._throughput.finished(done.batch.tokens)
+        numbers = StepNumbers.of(done.step, loss, done.learning_rate, update.grad_norm, speed, seconds)
         self._telemetry.last = numbers
         self._compare_shares(engine, done.step, seconds)
         self._watchdog.heartbeat(done.step)
-        self._tokens += done.batch.tokens
         self._skipped.update(done.step, done.loss, update)
         if engine.trace is not None:
             self._log.write(slots(done.step, engine.trace.take(done.step - 1 - self._done)))
@@ -216,10 +216,9 @@ class Trainer:
             grad_norm=update.grad_norm,
             tokens=done.batch.tokens,
             supervised=done.batch.supervised,
-            tokens_per_second=self._tokens / self._clock.lap(),
+            tokens_per_second=self._throughput.lap(),
             skipped=update.skipped,
         )
-        self._tokens = 0
         self._log.write(event)
         self._progress.update(event)
 

@@ -1,10 +1,10 @@
-"""The clock of the tokens per second, without pauses, and the durations of steps."""
+"""The clock of training without pauses, the tokens per second, and the durations of steps."""
 
 import time
 
 import pytest
 
-from rptrain.train.clock import Clock, StepTimes
+from rptrain.train.clock import Clock, StepTimes, Throughput
 
 
 def test_pauses_and_the_time_between_two_engines_do_not_count(monkeypatch: pytest.MonkeyPatch):
@@ -16,14 +16,38 @@ def test_pauses_and_the_time_between_two_engines_do_not_count(monkeypatch: pytes
         with clock.paused():
             now[0] += 10
         now[0] += 2
-        assert clock.lap() == 3
+        assert clock.seconds == 3
         now[0] += 4
     now[0] += 100
     with clock.running():
         now[0] += 5
-        assert clock.lap() == 9
-        now[0] += 6
-        assert clock.lap() == 6
+        assert clock.seconds == 12
+
+
+def test_the_speed_is_an_average_of_at_least_four_steps_and_a_second(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock = Clock()
+    throughput = Throughput(clock)
+
+    def finish(seconds: float) -> float:
+        now[0] += seconds
+        return throughput.finished(30)
+
+    with clock.running():
+        assert finish(3) == 10
+        assert finish(6) == 60 / 9
+        for _ in range(3):
+            finish(2)
+        assert finish(2) == 15, "of the last four"
+        assert throughput.lap() == 180 / 17, "of all since the start"
+        finish(2)
+        assert throughput.lap() == 15, "of the last four, since the last lap is nearer"
+        for _ in range(20):  # pairs of steps that end together
+            finish(1 / 64)
+            assert finish(15 / 64) <= 240
+        assert finish(1 / 64) == 240, "of the last second"
+        assert finish(15 / 64) == 240
 
 
 def test_a_step_lasts_from_the_end_of_the_previous_one_and_interruptions_do_not_count(monkeypatch: pytest.MonkeyPatch):

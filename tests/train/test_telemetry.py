@@ -92,7 +92,7 @@ def test_what_was_done_since_the_last_record(tmp_path, quick):
 def test_the_numbers_of_each_step_are_recorded_once(tmp_path, quick):
     with Telemetry(tmp_path, (), print, check) as kept:
         for step in (1, 2):
-            kept.last = StepNumbers.of(step, math.nan, 1e-3, math.inf, 100, 0.5)
+            kept.last = StepNumbers.of(step, math.nan, 1e-3, math.inf, 200.0, 0.5)
             tools.wait_for(lambda step=step: [shot.last.step for shot in written(tmp_path) if shot.last][-1:] == [step])
             before = len(written(tmp_path))
             tools.wait_for(lambda before=before: len(written(tmp_path)) > before)
@@ -106,7 +106,7 @@ def test_every_minute_is_summed_up(tmp_path, quick, monkeypatch):
     with Telemetry(tmp_path, (), told.append, check, done=6) as kept:
         tools.wait_for(lambda: told)
         assert told[0].step == 6
-        kept.last = StepNumbers.of(7, 2.0, 1e-3, 1.0, 100, 0.5)
+        kept.last = StepNumbers.of(7, 2.0, 1e-3, 1.0, 200.0, 0.5)
         tools.wait_for(lambda: any(event.tokens_per_second for event in told) and len(told) > 2)
         before = len(told)
         tools.wait_for(lambda: len(told) > before + 1)
