@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from rptrain.config.errors import dotted, leaves
 from rptrain.runs.events import VALIDATION_LOSS
-from rptrain.runs.listing import speed_of
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.series import thinned
 from rptrain.runs.view import RunView
@@ -78,7 +77,7 @@ def results(views: Sequence[RunView]) -> list[Row]:
     ]
     names = dict.fromkeys(score.name for view in views for score in view.scores if score.name != VALIDATION_LOSS)
     rows += [_ranked(name, [_newest(view, name) for view in views], format_percent, max) for name in names]
-    rows.append(_ranked("tokens/s", [speed_of(view) for view in views], _speed, max))
+    rows.append(_ranked("tokens/s", [view.tokens_per_second for view in views], _speed, max))
     return [row for row in rows if set(row.values) != {DASH}]
 
 

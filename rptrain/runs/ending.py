@@ -50,12 +50,14 @@ def _death(view: RunView, code: int | None) -> str:
         return f"The trainer on {process.host} has not written any records for a while."
     if process is not None and process.rebooted:
         return "The machine was restarted while the run was active."
-    what = "The trainer is gone and wrote no last record" if code is None else "The trainer was killed (SIGKILL)"
+    what = "The trainer ended without a last record" if code is None else "The trainer was killed (SIGKILL)"
+    cause = f"{what}, as processes do that kill -9 ends, or the system because memory runs out."
     last = view.recent[-1] if view.recent else None
-    if last is not None and last.is_low:
-        left = format_bytes(last.free)
-        return f"{what}. Only {left} of host memory were left: the system probably killed it to free memory."
-    return f"{what}. The system kills processes in this way when memory runs out, and so does kill -9."
+    if last is None:
+        return cause
+    if last.is_low:
+        return f"{what}. Only {format_bytes(last.free)} of host memory were left: the system probably killed it."
+    return f"{cause} Shortly before, {format_bytes(last.free)} of host memory were left."
 
 
 def _signal_name(number: int) -> str:

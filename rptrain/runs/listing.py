@@ -6,9 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from math import isfinite
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 GLANCE = 1 << 18  # limit of what is read for a summary: the start and the end of the events are enough
-LATEST = 50  # reported steps whose median speed is a run's speed
 
 
 @dataclass(frozen=True)
@@ -36,9 +33,9 @@ class Summary:
     step: int
     total_steps: int | None
     loss: float | None  # the latest
-    tokens_per_second: float | None  # the median of the last reported steps
+    tokens_per_second: float | None  # as that of a RunView
     began: float | None  # Unix seconds
-    seconds: float | None  # from `began` to the last event, or to now while the run is active
+    seconds: float | None  # in which processes trained it
     nbytes: int  # size of its folder
     model: str
     processes: int = 1  # that train the run together
@@ -86,26 +83,19 @@ def delete(folder: Path) -> None:
 
 
 def summarize(view: RunView) -> Summary:
-    until = view.last_event if view.ended else time.time()
     return Summary(
         path=view.path,
         state=view.state,
         step=view.step,
         total_steps=view.total_steps,
         loss=view.loss,
-        tokens_per_second=speed_of(view),
+        tokens_per_second=view.tokens_per_second,
         began=view.began,
-        seconds=until - view.began if until and view.began else None,
+        seconds=view.seconds(time.time()),
         nbytes=folder_bytes(view.path),
         model=view.model,
         processes=view.process_count,
     )
-
-
-def speed_of(view: RunView) -> float | None:
-    """Tokens per second: the median of the last reported steps; None before the first."""
-    speeds = [speed for speed in view.steps.column("tokens_per_second")[-LATEST:] if isfinite(speed)]
-    return median(speeds) if speeds else None
 
 
 class Listing:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from rptrain.runs.events import EVENTS, Event, Progress, Severity, from_fields
@@ -39,6 +40,7 @@ WINDOW = 5.0  # seconds over which rates of devices are averaged
 SILENT = 60.0  # seconds without a record after which a trainer on another machine counts as dead
 SPREAD = 30.0  # seconds by which the starts of a run's processes, and the clocks of their machines, may differ
 PACE = 50  # reported steps over which the pace is averaged
+SHORTEST = 0.5  # seconds from which a pace is known: two short steps may end together
 SAID = 2000  # characters of a message that the log keeps
 
 
@@ -145,6 +147,7 @@ class RunView:
         self.last_event: float | None = None
         self._latest: StepNumbers | None = None  # from snapshots
         self._first_step = 0.0  # the newest process started after this step
+        self._earlier = 0.0  # seconds of the processes before it
         self._ended: State | None = None
         self._failed: tuple[float, str] | None = None  # time and message
         self._told: State = "new"  # according to events
@@ -192,7 +195,9 @@ class RunView:
             self._add_line(self.last_event or 0.0, "a record that cannot be read was skipped", "warning")
 
     def _take(self, name: str, known: Mapping[str, Any]) -> None:
-        self.last_event = known["time"]
+        before, self.last_event = self.last_event, known["time"]
+        if name == "run_started" and self.taken_up is not None and before is not None:
+            self._earlier += before - self.taken_up
         if (take := getattr(self, f"_on_{name}", None)) is not None:
             take(known)
         if name != "step" or known["skipped"]:
@@ -250,10 +255,12 @@ class RunView:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the last step, or else as last reported; None if neither is known."""
+        """Of the last steps or, if the run has ended, the median of the last PACE reports; None if unknown."""
         latest = self.latest
-        speed = None if latest is None else latest.tokens_per_second
-        return self.steps.last("tokens_per_second") if speed is None else speed
+        if not self.ended and latest is not None and latest.tokens_per_second is not None:
+            return latest.tokens_per_second
+        speeds = [speed for speed in self.steps.column("tokens_per_second")[-PACE:] if not isnan(speed)]
+        return median(speeds) if speeds else None
 
     @property
     def loss(self) -> float | None:
@@ -268,16 +275,27 @@ class RunView:
         times = (self.last_event or 0.0, self.recent[-1].time if self.recent else 0.0)
         return max(times) or None
 
+    def seconds(self, now: float) -> float | None:
+        """How long processes trained the run, in seconds, without the time between them; None if it has not begun.
+
+        `now`: Unix time, which counts for a run that has not ended.
+        """
+        if self.taken_up is None:
+            return None
+        end = self.last_seen if self.ended else now
+        return self._earlier + max((end or 0.0) - self.taken_up, 0.0)
+
     @property
     def seconds_per_step(self) -> float | None:
         """The average over the last PACE reports of the newest process; before its second report the duration of the
-        last step, if it is known.
+        last step. None until either is known, and while these steps took less than SHORTEST seconds together.
         """
         steps, times = self.steps.column("step"), self.steps.column("time")
         first = max(self.steps.since(self._first_step), len(steps) - PACE)
-        if len(steps) - first < 2:
-            return None if self._latest is None else self._latest.seconds
-        return (times[-1] - times[first]) / (steps[-1] - steps[first])
+        count, seconds = 1.0, None if self._latest is None else self._latest.seconds
+        if len(steps) - first >= 2:
+            count, seconds = steps[-1] - steps[first], times[-1] - times[first]
+        return seconds / count if seconds and seconds >= SHORTEST else None
 
     @property
     def eta(self) -> float | None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rptrain.runs import listing
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.listing import Listing, folder_bytes, summaries, training_beside
+from rptrain.runs.view import PACE
 from rptrain.utils.errors import UserError
 
 from ..tui.recorded import make_run
@@ -54,9 +55,10 @@ def test_a_long_run_is_glanced_at(tmp_path, monkeypatch):
 
 
 def test_the_speed_is_a_median_that_one_slow_step_does_not_change(tmp_path):
-    speeds = [900.0, *([100.0] * listing.LATEST)]
-    speeds[20] = 3.0
-    make(tmp_path, "run", START, *({**step(n), "tokens_per_second": speed} for n, speed in enumerate(speeds, 1)))
+    speeds = [900.0, *([100.0] * PACE)]
+    speeds[-1] = 3.0
+    steps = ({**step(n), "tokens_per_second": speed} for n, speed in enumerate(speeds, 1))
+    make(tmp_path, "run", START, *steps, {"event": "finished", "step": len(speeds), "time": 900.0})
     make(tmp_path, "begun")
     assert [run.tokens_per_second for run in summaries(tmp_path)] == [100.0, None]
 
@@ -78,7 +80,7 @@ def test_runs_that_ended_are_read_again_only_if_they_change(tmp_path, monkeypatc
     with (done / "events.jsonl").open("a") as file:
         file.write(json.dumps({**finished, "time": 400.0}) + "\n")
     (first, _) = runs.read()
-    assert first.state == "finished" and first.seconds == 300.0
+    assert first.state == "finished" and first.seconds == 160.0
     (done / "model").mkdir()
     (done / "model" / "weights").write_bytes(b"x" * 10)
     assert runs.read()[0].nbytes == first.nbytes + 10

@@ -120,6 +120,38 @@ def test_the_numbers_of_steps_without_records(tmp_path):
     assert (view.step, view.loss) == (2, 3.0)
 
 
+def test_the_time_between_processes_does_not_count(tmp_path):
+    write(tmp_path, START, process(), step(1), step(2))  # 100 to 104 s
+    view = RunView(tmp_path)
+    assert view.seconds(110.0) == 10.0
+    resumed = {"event": "resumed", "time": 901.0, "step": 2, "path": "x"}
+    write(tmp_path, START | {"time": 900.0}, process(time=900.0), resumed)
+    view.refresh()
+    assert view.seconds(903.0) == 7.0
+    write(tmp_path, step(3) | {"time": 910.0}, {"event": "finished", "time": 912.0, "step": 3})
+    view.refresh()
+    assert view.seconds(10_000.0) == 16.0
+
+
+def test_two_steps_that_end_together_give_no_pace(tmp_path):
+    write(tmp_path, START, process(), step(1), step(2) | {"time": 102.004})
+    view = RunView(tmp_path)
+    assert view.seconds_per_step is None and view.eta is None
+    write(tmp_path, step(3) | {"time": 104.0})
+    view.refresh()
+    assert view.seconds_per_step == 1.0
+
+
+def test_the_speed_of_a_run_that_ended_is_that_of_its_last_reports(tmp_path):
+    write(tmp_path, START, process(), *(step(n) for n in range(1, 4)))
+    write_lanes(tmp_path, replace(snapshot(107.0), last=StepNumbers(4, 1.0, 1e-4, None, 9000.0, 0.1)))
+    view = RunView(tmp_path)
+    assert view.tokens_per_second == 9000.0
+    write(tmp_path, {"event": "stopped", "time": 108.0, "step": 4})
+    view.refresh()
+    assert view.tokens_per_second == 320.0
+
+
 @pytest.mark.parametrize(
     ("record", "state"),
     [

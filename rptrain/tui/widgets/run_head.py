@@ -58,8 +58,8 @@ class RunHead(LineWidget):
         total = view.total_steps
         steps = f"{view.step:,}" if total is None else f"{view.step:,}/{total:,}"
         if state == "replay" or view.ended:
-            last, first = view.last_event or 0.0, view.began or 0.0
-            when = f"took {format_duration(last - first)}" if first else ""
+            took = view.seconds(view.last_event or 0.0)
+            when = "" if took is None else f"took {format_duration(took)}"
         else:
             when = f"{format_duration(view.eta)} left"
         right = Content.assemble(f" {steps}  ", (f"{when:>12}", "$muted"))
