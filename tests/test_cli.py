@@ -20,6 +20,7 @@ from rptrain import cli
 from rptrain.checkpoint.atomic_dir import written_aside
 from rptrain.checkpoint.export_progress import KIND, Report
 from rptrain.config.resolve import Resolved, resolve
+from rptrain.runs.events import VALIDATION_LOSS, Evaluation, Step, to_line
 from rptrain.runs.run_dir import RunDir, begin
 from rptrain.utils.errors import UserError
 
@@ -334,6 +335,21 @@ def test_runs():
     (only,) = json.loads(run("runs", "--json").stdout)
     assert (only["path"], only["state"], only["loss"]) == ("runs/c", "new", None)
     assert json.loads(run("runs", "--runs", "elsewhere", "--json").stdout) == []
+
+
+def test_runs_are_compared_by_name():
+    for name, loss, rate in (("slow", 2.5, "1e-3"), ("fast", 1.25, "6e-3")):
+        Path(f"{name}.toml").write_text(f"{CONFIG}[optim]\nlearning_rate = {rate}\n")
+        run_dir = begin(resolve(f"{name}.toml"), None)[0]
+        with (run_dir.path / "events.jsonl").open("a") as file:
+            for event in (Step(1, loss, 1e-3, 1.0, 64, 32, 100.0), Evaluation(1, VALIDATION_LOSS, loss)):
+                file.write(f"{to_line(event)}\n")
+    assert "validation" in run("runs").stdout.splitlines()[0]
+    compared = {line.split("  ")[0]: line.split()[-3:] for line in run("runs", "slow", "runs/fast").stdout.splitlines()}
+    assert compared["lowest validation loss"] == ["2.5000", "1.2500", "(best)"]
+    assert compared["optim.learning_rate"][1:] == ["0.001", "0.006"]
+    assert [one["validation_loss"] for one in json.loads(run("runs", "fast", "slow", "--json").stdout)] == [1.25, 2.5]
+    assert "did you mean fast?" in run("runs", "fest").stderr
 
 
 def test_piped_tables_are_not_cut(monkeypatch):

@@ -11,19 +11,28 @@ from rptrain.cli.options import JsonArray, RunsFolder
 
 
 def runs(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Names or paths of runs to compare; by default all.")
+    ] = None,
     folder: RunsFolder = Path("runs"),
     as_json: JsonArray = False,
 ) -> None:
-    """List past and present runs: state, last loss, time and size."""
+    """List past and present runs, or compare some: their results, and the settings that differ."""
     with exit_codes():
-        from rptrain.runs.listing import show, summaries
+        from rptrain.runs.listing import show, summaries, summarize
+        from rptrain.runs.named import named_run
+        from rptrain.runs.view import RunView
+        from rptrain.utils.console import output
 
-        found = summaries(folder)
+        views = [RunView(named_run(name, folder)) for name in names or ()]
+        found = [summarize(view) for view in views] if names else summaries(folder)
         if as_json:
             print(json.dumps([run.to_dict() for run in found], indent=2))
-        elif found:
-            from rptrain.utils.console import output
+        elif len(views) > 1:
+            from rptrain.runs.comparison import show as show_comparison
 
+            show_comparison(views, output())
+        elif found:
             show(found, output())
         else:
             print(f"no runs in {folder}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rptrain.config.errors import dotted, leaves
 from rptrain.runs.events import VALIDATION_LOSS
@@ -13,7 +13,11 @@ from rptrain.runs.run_dir import RunDir
 from rptrain.runs.series import thinned
 from rptrain.runs.view import RunView
 from rptrain.utils.errors import UserError
+from rptrain.utils.text import printable
 from rptrain.utils.units import DASH, format_duration, format_loss, format_percent
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Axis = Literal["steps", "tokens", "time"]
 AXES: tuple[Axis, ...] = ("steps", "tokens", "time")
@@ -99,6 +103,27 @@ def differences(runs: Sequence[Path]) -> list[Row]:
 def comparable(rows: Sequence[Row]) -> bool:
     """Whether losses of runs with these differences are of the same data."""
     return not any(row.name.startswith(("data.", "model.path")) for row in rows)
+
+
+def show(views: Sequence[RunView], console: "Console") -> None:
+    """Prints the results of runs and the settings that differ, with a column for each run."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("", *(view.path.name for view in views)):
+        table.add_column(Text(printable(name)), overflow="fold")
+    different = differences([view.path for view in views])
+    for row in results(views):
+        best = (f"{value} (best)" if row.best == place else value for place, value in enumerate(row.values))
+        table.add_row(*(Text(printable(text)) for text in (row.name, *best)))
+    table.add_row()
+    table.add_row(Text("settings that differ" if different else "no settings differ", "bold"))
+    for row in different:
+        table.add_row(*(Text(printable(text)) for text in (row.name, *row.values)))
+    console.print(table)
+    if not comparable(different):
+        console.print("The data or the models differ: the losses may not be comparable.")
 
 
 def _written(run: Path) -> tuple[int, int]:

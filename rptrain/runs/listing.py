@@ -33,6 +33,7 @@ class Summary:
     step: int
     total_steps: int | None
     loss: float | None  # the latest
+    validation_loss: float | None  # the latest
     tokens_per_second: float | None  # as that of a RunView
     began: float | None  # Unix seconds
     seconds: float | None  # in which processes trained it
@@ -89,6 +90,7 @@ def summarize(view: RunView) -> Summary:
         step=view.step,
         total_steps=view.total_steps,
         loss=view.loss,
+        validation_loss=view.validation_loss,
         tokens_per_second=view.tokens_per_second,
         began=view.began,
         seconds=view.seconds(time.time()),
@@ -171,31 +173,25 @@ def show(runs: Iterable[Summary], console: "Console") -> None:
     from rich.text import Text
 
     runs = list(runs)
-    several = any(run.processes > 1 for run in runs)
+    columns: dict[str, list[str]] = {
+        "run": [printable(run.path.name) for run in runs],
+        "state": [run.state for run in runs],
+        "step": [f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step) for run in runs],
+        "loss": ["" if run.loss is None else format_loss(run.loss) for run in runs],
+    }
+    if any(run.validation_loss is not None for run in runs):
+        columns["validation"] = ["" if (loss := run.validation_loss) is None else format_loss(loss) for run in runs]
+    columns |= {
+        "tokens/s": ["" if (speed := run.tokens_per_second) is None else f"{speed:,.0f}" for run in runs],
+        "began": ["" if run.began is None else f"{datetime.fromtimestamp(run.began):%Y-%m-%d %H:%M}" for run in runs],
+        "took": ["" if run.seconds is None else format_duration(run.seconds) for run in runs],
+        "size": [format_bytes(run.nbytes) for run in runs],
+    }
+    if any(run.processes > 1 for run in runs):
+        columns["processes"] = [str(run.processes) for run in runs]
     table = Table(box=None, pad_edge=False)
-    for name in (
-        "run",
-        "state",
-        "step",
-        "loss",
-        "tokens/s",
-        "began",
-        "took",
-        "size",
-        *(("processes",) if several else ()),
-    ):
-        left = name in ("run", "state", "began")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
-    for run in runs:
-        table.add_row(
-            Text(printable(run.path.name)),
-            run.state,
-            f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step),
-            "" if run.loss is None else format_loss(run.loss),
-            "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
-            "" if run.began is None else f"{datetime.fromtimestamp(run.began):%Y-%m-%d %H:%M}",
-            "" if run.seconds is None else format_duration(run.seconds),
-            format_bytes(run.nbytes),
-            *((str(run.processes),) if several else ()),
-        )
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("run", "state", "began") else "right", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, row))
     console.print(table)

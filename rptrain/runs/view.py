@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from rptrain.runs.events import EVENTS, Event, Progress, Severity, from_fields
+from rptrain.runs.events import EVENTS, VALIDATION_LOSS, Event, Progress, Severity, from_fields
 from rptrain.runs.lanes import LaneRecord, OptimizerState, Snapshot, StepNumbers
 from rptrain.runs.process import FOLDER, ProcessId
 from rptrain.runs.reader import RECENT, News, Reader
@@ -268,6 +268,12 @@ class RunView:
         if (latest := self.latest) is not None and latest.loss is not None:
             return latest.loss
         return next((loss for loss in reversed(self.steps.column("loss")) if not isnan(loss)), None)
+
+    @property
+    def validation_loss(self) -> float | None:
+        """The newest one that is finite; None if there is none."""
+        losses = (score.score for score in reversed(self.scores) if score.name == VALIDATION_LOSS)
+        return next((loss for loss in losses if loss is not None), None)
 
     @property
     def last_seen(self) -> float | None:
