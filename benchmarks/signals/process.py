@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rptrain.runs import events
+from rptrain.runs.event_log import is_finished
 from rptrain.runs.run_dir import RunDir
 from tests import run_tools as tools
 
@@ -79,7 +80,7 @@ class Trainer:
 
     def wait_for_end_of_run(self) -> None:
         """Wait for the last record of a complete run, or the end of the process."""
-        while self.alive and not (self.run.events_path.is_file() and events.is_finished(self.run.events_path)):
+        while self.alive and not (self.run.events_path.is_file() and is_finished(self.run.events_path)):
             time.sleep(LOOK)
 
     @property

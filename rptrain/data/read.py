@@ -133,9 +133,11 @@ def _json_rows(path: Path) -> Rows:
                 continue
             try:
                 yield line, json.loads(data, object_pairs_hook=unique_keys)
-            except ValueError as error:
-                several = ValueError("an object over several lines: write each on one line, or all as one JSON list")
-                yield line, several if data.strip() == b"{" else error
+            except json.JSONDecodeError as error:
+                several = "an object over several lines: write each on one line, or all as one JSON list"
+                yield line, ValueError(several if data.strip() == b"{" else f"not valid JSON: {error}")
+            except ValueError as error:  # a duplicate key
+                yield line, error
             except RecursionError:
                 yield line, ValueError("nested too deeply")
 

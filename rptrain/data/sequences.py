@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rptrain.data.formats import Tally
 from rptrain.data.pack import pack
 from rptrain.data.pieces import Pieces, Trimmed
 from rptrain.data.tokens import Stream
@@ -47,6 +48,7 @@ class Sequences:
     pad_id: int
     content_hash: str  # hash of the tokens, labels and documents
     not_taken: tuple[str, ...] = ()  # files in the sources' folders that were ignored, as sentences
+    rows: Tally = field(default_factory=Tally)  # that were read, and the bad ones, which were left out
 
     def __len__(self) -> int:
         return len(self.starts) - 1

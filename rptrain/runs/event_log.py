@@ -1,19 +1,22 @@
-"""The log of a run (`events.jsonl`): appends its records, one process at a time."""
+"""The log of a run (`events.jsonl`): appends records, one process at a time, and looks for single ones."""
 
 import fcntl
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
+from os import SEEK_END
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rptrain.runs.events import NAMES, Event, RecordsLost, to_line
+from rptrain.runs.events import NAMES, CheckpointSaved, Event, Finished, RecordsLost, from_line, to_line
 from rptrain.runs.line_file import LineFile
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 
 _log = logging.getLogger(__name__)
+_TAIL = 4096  # bytes: more than the last records of a run take
 
 
 def check_not_training(path: Path) -> None:
@@ -27,6 +30,24 @@ def check_not_training(path: Path) -> None:
         return
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; make it readable, or start a new run") from error
+
+
+def is_finished(path: Path | str) -> bool:
+    """Whether the last record is `finished`. Only that record is read."""
+    with open_regular(path) as file:
+        file.seek(max(0, file.seek(0, SEEK_END) - _TAIL))
+        *lines, _ = file.read().split(b"\n")
+    try:
+        return bool(lines) and isinstance(from_line(lines[-1]), Finished)
+    except UserError:
+        return False
+
+
+def has_saved(path: Path | str) -> bool:
+    """Whether a record says that a checkpoint was saved."""
+    start = to_line(CheckpointSaved(step=0, path="")).partition(",")[2].partition(",")[0].encode()
+    with open_regular(path) as file:
+        return any(start in line for line in iter(partial(file.readline, _TAIL), b""))
 
 
 def _training(path: Path | str) -> UserError:

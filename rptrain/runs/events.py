@@ -4,8 +4,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from functools import partial
-from os import SEEK_END
 from pathlib import Path
 from time import time as now
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -21,7 +19,6 @@ from rptrain.utils.units import DASH, format_bytes, format_loss
 SHOWN_ROWS = 8  # rows of the data that a sentence lists
 SCHEMA = 1  # of every record; within a schema, changes only add records, or fields at the end of a record
 VALIDATION_LOSS = "loss"  # the name of an evaluation
-_TAIL = 4096  # bytes: more than the last records of a run take
 
 Severity = Literal["info", "warning", "error"]
 
@@ -215,6 +212,21 @@ class SaveFailed(Event):
 
 
 @dataclass(frozen=True)
+class RowsLeftOut(Event):
+    """Bad rows of the training sets were left out. `first`: some of them, as "file:line: reason"."""
+
+    bad: Int
+    total: Int
+    first: tuple[str, ...]
+
+    severity: ClassVar[Severity] = "warning"
+
+    def sentence(self) -> str:
+        more = f" and {self.bad - len(self.first)} more" if self.bad > len(self.first) else ""
+        return f"{self.bad} of {self.total} rows are bad and left out: {'; '.join(self.first)}{more}"
+
+
+@dataclass(frozen=True)
 class RecordsLost(Event):
     """`count` records before this one could not be written, for example because the disk was full."""
 
@@ -396,6 +408,7 @@ EVENTS: dict[str, type[Event]] = {
     "sample": Sample,
     "checkpoint_saved": CheckpointSaved,
     "save_failed": SaveFailed,
+    "rows_left_out": RowsLeftOut,
     "records_lost": RecordsLost,
     "tracker_failed": TrackerFailed,
     "telemetry_failed": TelemetryFailed,
@@ -457,24 +470,6 @@ def read(path: Path | str) -> Iterator[Event]:
                 yield from_line(line)
             except UserError as error:
                 raise UserError(f"{path}:{number}: {error}") from None
-
-
-def is_finished(path: Path | str) -> bool:
-    """Whether the last record is `finished`. Only that record is read."""
-    with open_regular(path) as file:
-        file.seek(max(0, file.seek(0, SEEK_END) - _TAIL))
-        *lines, _ = file.read().split(b"\n")
-    try:
-        return bool(lines) and isinstance(from_line(lines[-1]), Finished)
-    except UserError:
-        return False
-
-
-def has_saved(path: Path | str) -> bool:
-    """Whether a record says that a checkpoint was saved."""
-    start = to_line(CheckpointSaved(step=0, path="")).partition(",")[2].partition(",")[0].encode()
-    with open_regular(path) as file:
-        return any(start in line for line in iter(partial(file.readline, _TAIL), b""))
 
 
 def describe_score(name: str, score: float | None) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from rptrain.config.errors import dotted, leaves, shown
 from rptrain.config.resolve import Resolved, read_text, render, resolve
 from rptrain.config.schema import AUTOMATIC, Config
 from rptrain.runs.control import FOLDER
-from rptrain.runs.events import has_saved, is_finished
+from rptrain.runs.event_log import has_saved, is_finished
 from rptrain.runs.process import FOLDER as PROCESSES
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import inside

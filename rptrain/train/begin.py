@@ -140,6 +140,8 @@ def record_start(log: EventLog, job: Job, processes: int) -> None:
             process.pid, process.host, process.birth, job.total_steps, int(job.asynchronous), places, processes
         )
     )
+    if (rows := job.sequences.rows).bad:
+        log.write(events.RowsLeftOut(rows.bad, rows.total, tuple(rows.first)))
 
 
 def record_plan(log: EventLog, job: Job) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rptrain.runs import events as metrics
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.events import SlotTime, is_finished, read
+from rptrain.runs.event_log import EventLog, is_finished
+from rptrain.runs.events import SlotTime, read
 from rptrain.runs.records import known_fields
 from rptrain.utils.errors import RunDeleted, UserError
 
@@ -41,6 +41,7 @@ EVENTS = [
     metrics.Sample(2, "2 + 2?", "5", time=6.5),
     metrics.CheckpointSaved(2, "checkpoints/checkpoint-2", 1.5, 0.25, 0.5, time=7.0),
     metrics.SaveFailed(2, "no space", time=7.1),
+    metrics.RowsLeftOut(2, 600, ("chats.jsonl:51: not valid JSON",), time=7.1),
     metrics.RecordsLost(3, "no space", time=7.15),
     metrics.TrackerFailed("wandb", "gone", time=7.16),
     metrics.TelemetryFailed("no driver", time=7.17),
@@ -113,6 +114,7 @@ def test_the_fields_of_schema_1():
         "sample": ["step", "prompt", "text"],
         "checkpoint_saved": ["step", "path", "seconds", "paused", "save_pause_s"],
         "save_failed": ["step", "message"],
+        "rows_left_out": ["bad", "total", "first"],
         "records_lost": ["count", "message"],
         "tracker_failed": ["name", "message"],
         "telemetry_failed": ["message"],

@@ -312,6 +312,16 @@ def test_packing_and_micro_batches_do_not_change_the_loss(folder, assistant_only
         assert values == pytest.approx(found["false", 1], rel=1e-5), portions
 
 
+def test_bad_rows_are_recorded(folder):
+    data = tools.write_chats(folder / "chats.jsonl")
+    rows = (folder / "chats.jsonl").read_text()
+    (folder / "chats.jsonl").write_text(rows * 50 + "not JSON\n")
+    run = tools.train_here(folder, data, "data.max_length=64", "train.max_steps=1")
+    (left_out,) = tools.events(run, events.RowsLeftOut)
+    assert (left_out.bad, left_out.total) == (1, 50 * len(rows.splitlines()) + 1)
+    assert f"chats.jsonl:{left_out.total}: not valid JSON: Expecting value" in (left_out.sentence() or "")
+
+
 # What is in a run's folder
 
 
