@@ -1,6 +1,7 @@
 """The display of training's progress: a bar on a terminal, lines elsewhere."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.console import Console
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import BestLoaded, Event, Step
 from rptrain.runs.lanes import Phase
+from rptrain.runs.view import PACE, SHORTEST
 from rptrain.utils.console import TerminalBar
 from rptrain.utils.text import printable
 from rptrain.utils.units import format_duration, format_loss, format_rate
@@ -20,17 +22,16 @@ class ProgressDisplay(TerminalBar):
         self._console = console or Console()
         super().__init__(self._console, total_steps, shown=not quiet)
         self._total = total_steps
-        self._first: Step | None = None  # the pace is measured from this step on
-        self._last: Step | None = None  # the last one that was reported
+        self._recent: deque[Step] = deque(maxlen=PACE)  # reported steps, over which the pace is measured
         self._done = 0
         self._phase: Phase = "training"
         self._quiet = quiet
 
     def update(self, step: Step) -> None:
         """Show the step's loss and pace."""
-        self._first, self._last = self._first or step, step
+        self._recent.append(step)
         if not self._has_bar:
-            self.note(describe(step, self._total, self._first))
+            self.note(describe(self._recent, self._total))
         self.advance(step.step)
 
     def advance(self, done: int) -> None:
@@ -53,8 +54,8 @@ class ProgressDisplay(TerminalBar):
         if not self._has_bar:
             return
         text = f"step {self._done}/{self._total}"
-        if self._first is not None and self._last is not None:
-            text = describe(self._last, self._total, self._first, self._done)
+        if self._recent:
+            text = describe(self._recent, self._total, self._done)
         if self._phase != "training":
             text = f"{text}  {self._phase}"
         self._draw(text, self._done, self._total)
@@ -77,10 +78,11 @@ def record(log: EventLog, progress: ProgressDisplay, event: Event) -> None:
         progress.note(sentence)
 
 
-def describe(step: Step, total_steps: int, first: Step, done: int | None = None) -> str:
-    """A line about a step, with the remaining time at the pace since the step `first`. `done`: the steps that are done,
-    if they are more.
+def describe(recent: Sequence[Step], total_steps: int, done: int | None = None) -> str:
+    """A line about the last of these steps, with the remaining time at their pace. `done`: the steps that are done, if
+    they are more.
     """
+    first, step = recent[0], recent[-1]
     done = step.step if done is None else done
     parts = [f"step {done}/{total_steps}"]
     if step.skipped:
@@ -88,7 +90,7 @@ def describe(step: Step, total_steps: int, first: Step, done: int | None = None)
     elif step.loss is not None:
         parts.append(f"loss {format_loss(step.loss)}")
     parts.append(format_rate(step.tokens_per_second))
-    if step.step > first.step:
+    if step.time - first.time >= SHORTEST:
         rest = (step.time - first.time) / (step.step - first.step) * (total_steps - done)
         parts.append(f"ETA {format_duration(rest)}")
     return "  ".join(parts)

@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from rptrain.runs.events import Step
+from rptrain.runs.view import PACE
 from rptrain.train.progress import ProgressDisplay
+from rptrain.utils.units import format_duration
 
 STEPS = [Step(n, 4.0 / n, 1e-3, 1.0, 8, 8, 1234.5, skipped=n == 3, time=10.0 * n) for n in (1, 2, 3)]
 
@@ -31,6 +33,19 @@ def test_plain_lines_where_there_is_no_terminal():
         "step 2/363  loss 2.0000  1,234 tokens/s  ETA 1 h 00 m",
         "step 3/363  skipped: the gradients were not finite  1,234 tokens/s  ETA 1 h 00 m",
     ]
+
+
+def test_the_remaining_time_is_that_of_the_latest_pace():
+    """The same as in the interface: of the last reports, and none while they took no time."""
+    first = [replace(STEPS[0], step=n, time=n / 1000) for n in range(1, 5)]
+    later = [replace(STEPS[0], step=n, time=10.0 * n) for n in range(5, 5 + PACE)]
+    out = io.StringIO()
+    with ProgressDisplay(100, console=Console(file=out, width=80, _environ={})) as shown:
+        for step in (*first, *later):
+            shown.update(step)
+    lines = out.getvalue().splitlines()
+    assert not any("ETA" in line for line in lines[:4])
+    assert lines[-1].endswith(f"ETA {format_duration(10 * (100 - later[-1].step))}")
 
 
 def test_control_characters_of_names():
