@@ -25,18 +25,25 @@ class Context:
     welcome: bool = False  # neither a run nor a config exists yet
     launched: dict[Path, Launched] = field(default_factory=dict)  # processes started here, by folder
 
-    def start(self, config: Path, output_dir: str, run_name: str) -> Launched:
+    async def start(self, config: Path, output_dir: str, run_name: str) -> Launched:
         """Starts a new run. Raises UserError if it cannot be started."""
+        await self._unload_chat()
         launched = start(config, output_dir, run_name, self.environment)
         self.launched[launched.path] = launched
         return launched
 
-    def resume(self, run: Path) -> Launched:
+    async def resume(self, run: Path) -> Launched:
         """Resumes a run. Raises UserError if it cannot be resumed, or is already starting."""
+        await self._unload_chat()
         if run in self.launched and self.launched[run].running:
             raise UserError(f"the trainer of {run.name} is already starting")
         launched = self.launched[run] = resume(run, self.environment)
         return launched
+
+    async def _unload_chat(self) -> None:
+        """Training needs the memory of a model that answers."""
+        if self.chat is not None:
+            await self.chat.unload("A training was started, which needs the memory of this model.")
 
     def look_after(self) -> list[Launched]:
         """The processes started here that have ended since the last call. Moves logs of processes into their runs."""

@@ -1,6 +1,6 @@
 """A process that stands for the one with a model: it answers with the words of the message in capitals.
 
-"wait" is answered until it is stopped, "die" ends the process, and "refuse" is refused.
+"wait" is answered until it is stopped, "die" ends the process, and "refuse" is refused, as a message or a system prompt.
 """
 
 import json
@@ -29,15 +29,16 @@ def read() -> None:
     os._exit(0)
 
 
-def answer(said: str, turns: int, base: bool) -> None:
+def answer(said: str, turns: int, base: bool, system: str) -> bool:
+    """Returns whether the message was accepted."""
     stopped.clear()
     if said == "die":
         print("RuntimeError: out of luck", file=sys.stderr)
         sys.stderr.flush()
         os._exit(3)
-    if said == "refuse":
+    if "refuse" in (said, system):
         report("refused", text="too \x1b[1mlong", turns=turns)
-        return
+        return False
     for word in said.upper().split():
         report("piece", text=f"{word} ", base=False)
     if said == "wait":
@@ -46,17 +47,18 @@ def answer(said: str, turns: int, base: bool) -> None:
     elif base:
         report("piece", text=f"[{said}]", base=True)
     report("measured", speed=12.34, base=False)
+    return True
 
 
 def main() -> None:
     threading.Thread(target=read, daemon=True).start()
-    turns = 0
+    turns = list[str]()
     while True:
         with arrived:
             arrived.wait_for(lambda: requests)
             request = requests.pop(0)
         if request["do"] == "load":
-            turns = len(request["turns"])
+            turns = [said for said, _, _ in request["turns"]]
             if request["source"].endswith("broken"):
                 report("refused", text="neither a checkpoint nor a run", turns=0)
             else:
@@ -64,13 +66,15 @@ def main() -> None:
                 values = {"placement": placement, "reason": "no GPU", "expected": 1234.5, "templated": True}
                 report("loaded", source=request["source"], **values)
         elif request["do"] == "ask":
-            answer(request["said"], turns, request["base"])
-            turns += request["said"] != "refuse"
+            if answer(request["said"], len(turns), request["base"], request["system"]):
+                turns.append(request["said"])
+        elif request["do"] == "retry":
+            answer(turns[-1], len(turns), request["base"], request["system"])
         elif request["do"] == "take_back":
-            turns -= 1
+            turns.pop()
         elif request["do"] == "reset":
-            turns = 0
-        if request["do"] in ("load", "ask"):
+            turns.clear()
+        if request["do"] in ("load", "ask", "retry"):
             report("idle", host=300 << 20, vram=0)
 
 

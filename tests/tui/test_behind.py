@@ -316,7 +316,7 @@ def test_what_was_begun_is_looked_after(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "mine.log").write_text("not ours")
     context = Context(Draft(Path("c.toml")), tmp_path, ChildHelper(), Preferences(), tmp_path / "t.toml")
     context.environment = {"RUN": str(tmp_path / "mine")}
-    launched = context.start(Path("c.toml"), str(tmp_path), "mine")
+    launched = asyncio.run(context.start(Path("c.toml"), str(tmp_path), "mine"))
 
     def looked_after() -> bool:
         context.look_after()

@@ -10,7 +10,9 @@ from rptrain.inference.generate import generate_text
 from rptrain.tui.screens.chat import ChatScreen
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.screens.runs import Runs
-from rptrain.tui.services import chat_session
+from rptrain.tui.services import chat_session, launch
+from rptrain.tui.widgets.exchange import Exchange
+from rptrain.tui.widgets.run_list import RunList
 
 from .. import run_tools as tools
 from .conftest import Made, driven, focus, notified, press_until, screen_text, settled, type_over, until
@@ -110,12 +112,37 @@ async def test_a_process_that_ends_and_a_message_that_is_refused(make: Made, run
         await opened(pilot)
         await say(pilot, "first", "FIRST")
         await say(pilot, "refuse", "too ␛[1mlong")
-        assert "> refuse" not in screen_text(pilot.app)
+        assert len(pilot.app.screen.query(Exchange)) == 1
+        assert pilot.app.screen.query_one("#message", Input).value == "refuse", "it can be corrected"
         await say(pilot, "die", "ended with status 3: RuntimeError")
         assert "ctrl+r loads the model again; the conversation is kept." in screen_text(pilot.app)
         await press_until(pilot, "ctrl+r", lambda: "1,234 tokens/s" in screen_text(pilot.app))
         await say(pilot, "second", "SECOND")
         assert "FIRST" in screen_text(pilot.app)
+
+
+@driven
+async def test_a_training_gets_the_memory_of_the_model(make: Made, run: Path, monkeypatch: pytest.MonkeyPatch):
+    """The model is loaded again once the conversation is opened."""
+    make_run(run.parent, "stopped", steps=20, end="stopped", alive=False, began=BEGAN - 1000)
+    monkeypatch.setattr(launch, "COMMAND", ("false",))
+    async with make().run_test(size=(80, 24)) as pilot:
+        screen = await opened(pilot)
+        await say(pilot, "first", "FIRST")
+        process = screen._session._process
+        assert process is not None
+        await type_over(pilot, "half a mess", "#message")
+        await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
+        runs = pilot.app.screen.query_one(RunList)
+        await press_until(pilot, "down", lambda: runs.chosen is not None and runs.chosen.path.name == "stopped")
+        await press_until(pilot, "r", lambda: isinstance(pilot.app.screen, RunScreen))
+        assert process.returncode is not None and screen._session.state == "ended"
+        await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
+        runs = pilot.app.screen.query_one(RunList)
+        await press_until(pilot, "home", lambda: runs.chosen is not None and runs.chosen.path.name == "done")
+        await press_until(pilot, "c", lambda: "1,234 tokens/s expected" in screen_text(pilot.app))
+        assert "FIRST" in screen_text(pilot.app) and "needs the memory" not in screen_text(pilot.app)
+        assert pilot.app.screen.query_one("#message", Input).value == "half a mess"
 
 
 @driven

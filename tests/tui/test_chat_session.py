@@ -88,6 +88,7 @@ async def test_what_is_refused_was_not_said() -> None:
     await answered(session, "a")
     await answered(session, "refuse")
     assert session.problem == "too ␛[1mlong" and [turn.said for turn in session.turns] == ["a"]
+    assert session.returned == "refuse"
     await answered(session, "b")
     assert session.problem == "" and len(session.turns) == 2
     for setting, value in (("temperature", float("nan")), ("top_p", 0.0)):
@@ -95,6 +96,39 @@ async def test_what_is_refused_was_not_said() -> None:
         with pytest.raises(UserError):
             session.ask("c")
     assert len(session.turns) == 2
+    await session.close()
+
+
+@driven
+async def test_another_try_that_is_refused_leaves_the_earlier_answer() -> None:
+    session = await begun()
+    await answered(session, "a")
+    session.settings.system = "refuse"
+    session.retry()
+    assert session.turns[0].answer == "" and session.state == "answering"
+    await wait_for(lambda: session.state == "idle")
+    assert [(turn.said, turn.answer) for turn in session.turns] == [("a", "A ")] and session.returned == ""
+    session.settings.system = ""
+    session.retry()
+    await wait_for(lambda: session.state == "idle")
+    assert [turn.answer for turn in session.turns] == ["A "] and session.problem == ""
+    await session.close()
+
+
+@driven
+async def test_a_model_that_is_unloaded_is_loaded_again_for_the_same_conversation() -> None:
+    session = await begun()
+    assert session._process is not None
+    process = psutil.Process(session._process.pid)
+    session.ask("wait")
+    await wait_for(lambda: session.turns[0].answer == "WAIT ")
+    await session.unload("training")
+    assert not process.is_running() and (session.state, session.problem) == ("ended", "training")
+    await session.unload("again")
+    assert session.problem == "training", "there is no process any more"
+    await session.begin()
+    await wait_for(lambda: session.state == "idle")
+    assert [turn.said for turn in session.turns] == ["wait"]
     await session.close()
 
 

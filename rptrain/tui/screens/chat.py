@@ -1,6 +1,7 @@
 """The Chat screen: a conversation with a run's model, which a process of its own holds."""
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -26,6 +27,7 @@ from rptrain.utils.text import one_line
 from rptrain.utils.units import format_bytes, format_rate
 
 PAUSE = 0.1  # seconds between two drawings of an answer that arrives
+REMOTE_PAUSE = 0.5  # the same over ssh, where each drawing of a long answer sends about 2 KB
 PLACEMENTS = ("auto", "gpu", "streamed", "cpu")
 WHERE = {"gpu": "GPU", "streamed": "GPU, streamed", "cpu": "CPU"}
 HINTS = {
@@ -72,6 +74,8 @@ class ChatScreen(Screen[None]):
         super().__init__()
         self._shared, self._run = context, run
         self._new = True  # something is not drawn yet
+        self._pause = REMOTE_PAUSE if "SSH_CONNECTION" in os.environ else PAUSE
+        self._offered: tuple[str, bool] | None = None  # what the footer depends on, as it was drawn
 
     def compose(self) -> ComposeResult:
         yield TopBar("runs", str(self._run))
@@ -98,9 +102,12 @@ class ChatScreen(Screen[None]):
                 self._shared.chat.settings = before.settings
                 await before.close()
             await self._session.begin()
+        elif before.state == "ended":
+            await before.begin()
         self._session.changed = self._note
         settings = self._session.settings
         for name, value in (
+            ("message", self._session.unsent),
             ("system", settings.system),
             ("temperature", f"{settings.answers.temperature:g}"),
             ("top-p", f"{settings.answers.top_p:g}"),
@@ -128,17 +135,25 @@ class ChatScreen(Screen[None]):
             if self._new:
                 self._new = False
                 self._show()
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(self._pause)
 
     def _show(self) -> None:
         session = self._session
-        self.query_one("#chat-head", Static).update(one_line(self._head()))
-        problem = self.query_one("#chat-problem", Static)
-        problem.update(self._problem())
-        problem.display = bool(self._problem())
-        self.query_one("#message", Input).placeholder = HINTS[session.state]
+        for selector, text in (("#chat-head", one_line(self._head())), ("#chat-problem", self._problem())):
+            line = self.query_one(selector, Static)
+            line.display = bool(text)
+            if line.content != text:
+                line.update(text)
+        message = self.query_one("#message", Input)
+        message.placeholder = HINTS[session.state]
+        if session.returned:
+            message.value, session.returned = f"{session.returned} {message.value}".rstrip(), ""
+            message.cursor_position = len(message.value)
         self.query_one(Transcript).show(session.turns, with_base=session.settings.base, state=session.state)
-        self.refresh_bindings()
+        offered = session.state, bool(session.turns)
+        if offered != self._offered:  # it rebuilds the footer
+            self._offered = offered
+            self.refresh_bindings()
 
     def _head(self) -> str:
         session, loaded = self._session, self._session.loaded
@@ -178,6 +193,10 @@ class ChatScreen(Screen[None]):
             return session.state != "answering"
         return True
 
+    @on(Input.Changed, "#message")
+    def _keep(self, event: Input.Changed) -> None:
+        self._session.unsent = event.value
+
     @on(Input.Submitted, "#message")
     def _submitted(self, event: Input.Submitted) -> None:
         said = event.value.strip()
@@ -186,15 +205,17 @@ class ChatScreen(Screen[None]):
         if self._session.state != "idle":
             self.notify(HINTS[self._session.state])
             return
-        if self._say(said):
+        if self._apply_settings():
+            self._session.ask(said)
             event.input.clear()
+            self._note()
 
     @on(Input.Submitted, "#system, #temperature, #top-p")
     def _to_message(self) -> None:
         self.query_one("#message").focus()
 
-    def _say(self, said: str) -> bool:
-        """Sends a message. Returns False if a setting is invalid, which then has the focus."""
+    def _apply_settings(self) -> bool:
+        """Takes the settings of the next answer. Returns False if one is invalid, which then has the focus."""
         session = self._session
         session.settings.system = self.query_one("#system", Input).value.strip()
         for name in ("temperature", "top-p"):
@@ -208,8 +229,6 @@ class ChatScreen(Screen[None]):
                 self.notify(said_so, severity="error")
                 field.focus()
                 return False
-        session.ask(said)
-        self._note()
         return True
 
     @work
@@ -217,8 +236,9 @@ class ChatScreen(Screen[None]):
     async def action_retry(self) -> None:
         if self._session.state == "ended":
             await self._session.begin()
-        elif said := self._session.take_back():
-            self._say(said)
+        elif self._apply_settings():
+            self._session.retry()
+            self._note()
 
     def action_edit(self) -> None:
         message = self.query_one("#message", Input)

@@ -336,7 +336,7 @@ class NewRun(Screen[None]):
             return
         try:
             config = self._draft.resolved().config
-            launched = self._shared.start(self._draft.path, config.save.output_dir, config.log.run_name or "run")
+            launched = await self._shared.start(self._draft.path, config.save.output_dir, config.log.run_name or "run")
         except UserError as error:
             self.notify(str(error), severity="error")
             self._planned_text = planned

@@ -325,9 +325,11 @@ class RunScreen(Screen[None]):
             self.notify(str(error), severity="error")
         self._show()
 
-    def action_resume(self) -> None:
+    @work
+    @until_closed
+    async def action_resume(self) -> None:
         try:
-            self._launched = self._shared.resume(self.path)
+            self._launched = await self._shared.resume(self.path)
         except UserError as error:
             self.notify(str(error), severity="error")
         self._show()

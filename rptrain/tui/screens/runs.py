@@ -225,11 +225,13 @@ class Runs(Screen[None]):
     def _selected(self) -> None:
         self.action_open()
 
-    def action_resume(self) -> None:
+    @work
+    @until_closed
+    async def action_resume(self) -> None:
         if (run := self._chosen) is None:
             return
         try:
-            launched = self._shared.resume(run.path)
+            launched = await self._shared.resume(run.path)
         except UserError as error:
             self.notify(str(error), severity="error")
             return

@@ -43,7 +43,11 @@ class Child:
             except (UserError, OSError, torch.OutOfMemoryError) as error:
                 turns = len(self._loaded.chat.turns) if self._loaded is not None else 0
                 self._report("refused", text=describe(error), turns=turns)
-            if request["do"] in ("load", "ask"):  # the others take no time, and the next request may be on its way
+            if request["do"] in (
+                "load",
+                "ask",
+                "retry",
+            ):  # the others take no time, and the next request may be on its way
                 self._report("idle", **self._memory())
 
     def _read(self) -> None:
@@ -61,11 +65,11 @@ class Child:
             return
         assert self._loaded is not None
         chat = self._loaded.chat
-        if do == "ask":
+        if do in ("ask", "retry"):
             chat.system, chat.settings = given["system"], AnswerSettings(**given["settings"])
             if given["base"]:
                 self._loaded.load_base()
-            self._answer(chat.ask(given["said"]), base=False)
+            self._answer(chat.ask(given["said"]) if do == "ask" else chat.retry(), base=False)
             if given["base"] and not self._stop.is_set():
                 self._answer(chat.ask_base(), base=True)
         elif do == "take_back":

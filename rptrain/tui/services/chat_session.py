@@ -67,12 +67,15 @@ class ChatSession:
     host: int = 0  # bytes of the process
     vram: int = 0
     problem: str = ""  # why the last request was refused, or why the process ended
+    unsent: str = ""  # a message that is being written
+    returned: str = ""  # a message that was refused
     changed: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self._following: asyncio.Task[None] | None = None
         self._asked = 0  # questions, so that another try draws other tokens
+        self._replaced: ShownTurn | None = None  # the turn before another try, until that has begun
         self._changing = asyncio.Lock()  # of the process
 
     async def begin(self) -> None:
@@ -80,6 +83,13 @@ class ChatSession:
         async with self._changing:
             await self._end_process()
             await self._start()
+
+    async def unload(self, why: str) -> None:
+        """Ends the process if it has a model; `begin` loads it again, for the same conversation."""
+        async with self._changing:
+            if self._process is not None and self.state != "ended":
+                await self._end_process()
+                self._end(why)
 
     async def close(self) -> None:
         """Ends the process."""
@@ -120,13 +130,22 @@ class ChatSession:
 
     def ask(self, said: str) -> None:
         """Says something. Raises UserError for invalid settings."""
+        self._answer("ask", said=said)
+        self.turns.append(ShownTurn(said))
+
+    def retry(self) -> None:
+        """Asks for another answer to the last message. Raises UserError for invalid settings."""
+        self._answer("retry")
+        self._replaced = self.turns[-1]
+        self.turns[-1] = ShownTurn(self._replaced.said)
+
+    def _answer(self, do: str, **given: str) -> None:
         self.settings.answers.check()
         assert self.state == "idle"
-        self.turns.append(ShownTurn(said))
         own = asdict(replace(self.settings.answers, seed=self._asked))
         self._asked += 1
-        self.state, self.problem = "answering", ""
-        self._ask("ask", said=said, system=self.settings.system, base=self.settings.base, settings=own)
+        self.state, self.problem, self._replaced = "answering", "", None
+        self._ask(do, **given, system=self.settings.system, base=self.settings.base, settings=own)
 
     def take_back(self) -> str:
         """Removes the last turn, and returns what was said; empty if there is none, or if an answer is on its way."""
@@ -177,6 +196,7 @@ class ChatSession:
             turn.base_answer += values["text"]
         elif kind == "piece":
             turn.answer += values["text"]
+            self._replaced = None
         elif kind == "stopped":
             turn.stopped = True
         elif kind == "measured":
@@ -184,10 +204,18 @@ class ChatSession:
         elif kind == "refused":
             self.problem = as_message(values["text"])
             if self.loaded is not None:
-                del self.turns[values["turns"] :]
+                self._take_back_refused(values["turns"])
         elif kind == "idle":
             self.host, self.vram = values["host"], values["vram"]
             self.state = "idle" if self.loaded is not None else "ended"
+
+    def _take_back_refused(self, turns: int) -> None:
+        """`turns`: those that the process has."""
+        if self._replaced is not None:
+            self.turns[-1], self._replaced = self._replaced, None
+        elif turns < len(self.turns):
+            self.returned = self.turns[-1].said
+            del self.turns[turns:]
 
     def _end(self, why: str) -> None:
         self.state, self.problem = "ended", as_message(why)
