@@ -32,10 +32,12 @@ from rptrain import cli
 from rptrain.checkpoint.atomic_dir import KIND, STATE, written_aside
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.engine.meter import Measured
+from rptrain.inference.generate import generate_text
 from rptrain.models import registry
 from rptrain.models.weights import pretrained
 from rptrain.planner import memory
 from rptrain.planner.choose import RunPlan
+from rptrain.planner.room import free_room
 from rptrain.runs import events as metrics
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir
@@ -114,6 +116,11 @@ def command(*arguments: str | Path, environment: Mapping[str, str] | None = None
 def invoke(*arguments: str | Path) -> Result:
     """The command line in this process."""
     return CliRunner().invoke(cli.app, cli.arguments([str(argument) for argument in arguments]))
+
+
+def generated(source: Path, prompts: list[str], most: int, temperature: float, seed: int, raw: bool) -> list[str]:
+    """Answers of at most `most` tokens, wherever they are fastest here."""
+    return generate_text(source, prompts, most, temperature, seed, raw, free_room())
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

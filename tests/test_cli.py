@@ -305,13 +305,26 @@ def test_generate(monkeypatch):
         yield from (["gr", "b"], ["ö", None], ["", None], ["ßer", None])
 
     replace(monkeypatch, "rptrain.inference.generate", generate_text=generate_text, stream_text=stream_text)
+    replace(monkeypatch, "rptrain.planner.room", free_room=lambda training: "room")
     arguments = ["generate", ".", "--prompt", "a=1", "--prompt", "y"]
     assert run(*arguments).stdout == "größer\nb\n"
-    shown = run(*arguments, "--json", "--max-new-tokens", "5", "--temperature", "0.5", "--seed", "7", "--raw")
+    shown = run(
+        *arguments,
+        "--json",
+        "--max-new-tokens",
+        "5",
+        "--temperature",
+        "0.5",
+        "--seed",
+        "7",
+        "--raw",
+        "--placement",
+        "cpu",
+    )
     assert json.loads(shown.stdout) == [{"prompt": "a=1", "text": "größer"}, {"prompt": "y", "text": "b"}]
     assert calls == [
-        (Path("."), ["a=1", "y"], 128, 0.0, 0, False),
-        (Path("."), ["a=1", "y"], 5, 0.5, 7, True),
+        (Path("."), ["a=1", "y"], 128, 0.0, 0, False, "room", "auto"),
+        (Path("."), ["a=1", "y"], 5, 0.5, 7, True, "room", "cpu"),
     ]
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from rptrain.config.resolve import resolve
 from rptrain.data import tasks
-from rptrain.inference.generate import generate_text
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.job import prepare_job
@@ -36,7 +35,7 @@ def test_the_default_run_learns_its_tasks(tmp_path):
     assert losses[-1] < 0.1 * losses[0]
 
     theirs = answers_of_transformers(run, [question.prompt for question in questions])
-    assert theirs == generate_text(run.path, [question.prompt for question in questions], 12, 0.0, 0, False)
+    assert theirs == tools.generated(run.path, [question.prompt for question in questions], 12, 0.0, 0, False)
     scores = tasks.score(questions, theirs)
     assert scores.pop("overall") == after.score and scores == after.tasks
 

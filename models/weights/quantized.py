@@ -47,6 +47,12 @@ def with_base(spec: Shape, base: str) -> Shape:
     return replace(spec, units=units)
 
 
+def base_of(spec: ModelShape) -> str:
+    """The `base` of `with_base` that made this model; "bf16" if nothing is quantized."""
+    found = {param.format.name for index in spec.frozen for param in spec.units[index].quantized if param.format}
+    return next(iter(found - {MXFP4.name}), MXFP4.name if found else "bf16")
+
+
 def _held(param: Param, base: str | None) -> Param:
     if any(part.mxfp4 for part in param.parts):
         base = MXFP4.name

@@ -24,7 +24,7 @@ from rptrain.checkpoint.atomic_dir import (
 )
 from rptrain.checkpoint.base_files import BASE, base_files
 from rptrain.checkpoint.consistent import read_model
-from rptrain.checkpoint.export_progress import KIND, Progress, Report
+from rptrain.checkpoint.export_progress import KIND, ExportProgress, Report
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.checkpoint.state import dtype_of, latest, read_state, verify_checkpoint
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
@@ -35,6 +35,7 @@ from rptrain.models.adapters.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.pretrained import View
+from rptrain.models.weights.quantized import base_of
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import inside
@@ -64,7 +65,7 @@ def export(
     it). DiskFull if space is short. `report` is called while it works.
     """
     source = Path(source)
-    progress = Progress(report)
+    progress = ExportProgress(report)
     checkpoint = checkpoint_of(source)
     kind = _dtype(dtype)
     state = read_state(checkpoint)
@@ -113,8 +114,8 @@ def export_store(
     base, to = base_files(Path(base_dir)), _absolute(to)
     _check_earlier(to)
     if adapter is not None:
-        return _write_adapter(view, spec, adapter, base, to, _dtype(dtype), Progress())
-    return _write(view, spec, base, to, _dtype(dtype), Progress())
+        return _write_adapter(view, spec, adapter, base, to, _dtype(dtype), ExportProgress())
+    return _write(view, spec, base, to, _dtype(dtype), ExportProgress())
 
 
 def _write(
@@ -123,7 +124,7 @@ def _write(
     base: dict[str, bytes],
     to: Path,
     dtype: torch.dtype | None,
-    progress: Progress,
+    progress: ExportProgress,
     *,
     force: bool = False,
 ) -> Path:
@@ -151,7 +152,7 @@ def _write_adapter(
     base: dict[str, bytes],
     to: Path,
     dtype: torch.dtype | None,
-    progress: Progress,
+    progress: ExportProgress,
     *,
     force: bool = False,
 ) -> Path:
@@ -160,7 +161,8 @@ def _write_adapter(
     base = {name: content for name, content in base.items() if name not in ("config.json", GENERATION)}
     weights = sum(map(prod, shapes(spec).values())) * dtype.itemsize
     needed = weights + sum(map(len, base.values()))
-    with written_aside(to, {"kind": KIND}, needed, check_names, force=force) as aside:
+    facts = {"kind": KIND, "base": base_of(spec)}
+    with written_aside(to, facts, needed, check_names, force=force) as aside:
         progress.begin("writing", weights)
         write(aside, spec, view, made, dtype, progress.wrote)
         for name, content in base.items():

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from rptrain.checkpoint.atomic_dir import is_of_kind
+from rptrain.checkpoint.atomic_dir import is_of_kind, read_manifest
 from rptrain.utils.files import read_small_text
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -14,7 +14,7 @@ Phase = Literal["checking", "writing", "reading back"]
 Report = Callable[[Phase, int, int], object]  # the phase, and the bytes that are written of those to write
 
 
-class Progress:
+class ExportProgress:
     """Counts the bytes of an export, and passes them on."""
 
     def __init__(self, report: Report | None = None) -> None:
@@ -36,6 +36,11 @@ class Progress:
 def is_export(directory: Path) -> bool:
     """Whether an export wrote this directory, and its files still have their sizes."""
     return is_of_kind(directory, KIND)
+
+
+def base_format(directory: Path) -> str:
+    """The format in which the run of an exported adapter held its base; "bf16" for other adapters."""
+    return str(read_manifest(directory).get("base", "bf16")) if is_export(directory) else "bf16"
 
 
 def loading_code(directory: Path) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rptrain.cli.exits import exit_codes
-from rptrain.cli.options import existing
+from rptrain.cli.options import Placement, existing
 from rptrain.inference.settings import MAX_NEW_TOKENS, AnswerSettings
 from rptrain.utils.errors import UserError
 
@@ -18,9 +18,7 @@ def chat(
     top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens that add up to this.")] = 0.95,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = MAX_NEW_TOKENS,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
-    placement: Annotated[
-        str, typer.Option(metavar="auto|gpu|streamed|cpu", help="Where it runs; auto: the fastest with enough memory.")
-    ] = "auto",
+    placement: Placement = "auto",
     base: Annotated[bool, typer.Option("--base", help="Show the base model's answers beside the tuned ones.")] = False,
 ) -> None:
     """Talk to a trained model: a run, a checkpoint or a model directory.

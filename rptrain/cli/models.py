@@ -11,7 +11,7 @@ import typer
 
 from rptrain.checkpoint.export_progress import is_export, loading_code, record
 from rptrain.cli.exits import exit_codes
-from rptrain.cli.options import JsonArray, existing
+from rptrain.cli.options import JsonArray, Placement, existing
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.paths import expanded
 from rptrain.utils.text import is_terminal, printable
@@ -58,6 +58,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the raw prompt, without the chat template.")] = False,
+    placement: Placement = "auto",
     as_json: JsonArray = False,
 ) -> None:
     """Generate text with a trained model."""
@@ -65,8 +66,11 @@ def generate(
         source = existing(source)
         with PROCESS.importing():
             from rptrain.inference.generate import generate_text, stream_text
+            from rptrain.planner.room import free_room
+            from rptrain.runs.listing import training_beside
 
-        given = (source, prompt, max_new_tokens, temperature, seed, raw)
+        room = free_room(training_beside(source))
+        given = (source, prompt, max_new_tokens, temperature, seed, raw, room, placement)
         if as_json:
             texts = generate_text(*given)
             answers = [{"prompt": said, "text": text} for said, text in zip(prompt, texts, strict=True)]

@@ -15,6 +15,9 @@ Force = Annotated[
     typer.Option("--force", help="Replace a file that this command did not write. Inputs and run files are refused."),
 ]
 JsonArray = Annotated[bool, typer.Option("--json", help="Print a JSON array.")]
+Placement = Annotated[
+    str, typer.Option(metavar="auto|gpu|streamed|cpu", help="Where it runs; auto: the fastest with enough memory.")
+]
 RunsFolder = Annotated[Path, typer.Option("--runs", metavar="DIR", file_okay=False, help="The folder of runs.")]
 
 

@@ -11,14 +11,13 @@ from rptrain.data.template import load_template
 from rptrain.data.tokens import tokenized
 from rptrain.inference.answer_text import AnswerText
 from rptrain.inference.model import EXTENDED
+from rptrain.inference.placement import FREE
 from rptrain.inference.settings import AnswerSettings
 from rptrain.models.layers.cache import cache_bytes
 from rptrain.models.layers.generate import Sampling, Weights, new_cache, stream
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
-
-ROOM = 0.8  # fraction of free memory that keys and values may take; the rest is for temporaries
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Speaker:
         table = self._weights(0)["embed"]
         longest = len(prompt) + settings.max_new_tokens
         more = cache_bytes(self._spec, 1, longest, table.dtype) - self._cache.nbytes
-        if more > ROOM * self._free():
+        if more > FREE * self._free():
             raise UserError(
                 f"keys and values of up to {longest:,} tokens take {format_bytes(more)} more, and "
                 f"{format_bytes(self._free())} is free: lower the number of new tokens, or reset the conversation"

@@ -5,43 +5,52 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from rptrain.data.loader import load_tokenizer
 from rptrain.data.tokens import tokenized
-from rptrain.engine.store import available_bytes
 from rptrain.inference.answer_text import AnswerText
 from rptrain.inference.evaluate import in_template
 from rptrain.inference.model import EXTENDED, Model, find_model
-from rptrain.inference.weights import dense
-from rptrain.models.layers.cache import cache_bytes
+from rptrain.inference.placement import Room, Sizes, choose
+from rptrain.inference.weights import placed
 from rptrain.models.layers.generate import Sampling, Weights, generate, stream
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
-from rptrain.utils.text import counted
-from rptrain.utils.units import format_bytes
 
-ROOM = 0.8  # fraction of free memory for weights, keys and values; the rest is for temporaries
+LOWER = "lower --max-new-tokens, give fewer prompts, or "  # what helps if memory is short, besides freeing it
 
 
 def generate_text(
-    source: Path, prompts: list[str], max_new_tokens: int, temperature: float, seed: int, raw: bool
+    source: Path,
+    prompts: list[str],
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    raw: bool,
+    room: Room,
+    wanted: str = "auto",
 ) -> list[str]:
     """One answer for each prompt. `raw` continues the prompt itself instead of putting it into the chat template.
 
-    A run answers from its exported model if it has one, otherwise from its newest checkpoint. Raises UserError for
-    a source that is neither a run, a checkpoint nor a model directory.
+    A run answers from its exported model if it has one, otherwise from its newest checkpoint. `choose` places it.
+    Raises UserError for a source that is neither a run, a checkpoint nor a model directory, and if it does not fit.
     """
-    spec, weights, encoded, ends, tokenizer = _prepared(source, prompts, max_new_tokens, temperature, raw)
+    spec, weights, encoded, ends, tokenizer = _prepared(source, prompts, max_new_tokens, temperature, raw, room, wanted)
     answers = generate(spec, weights, encoded, max_new_tokens, ends, temperature, seed)
     return tokenizer.batch_decode(answers, skip_special_tokens=True)
 
 
 def stream_text(
-    source: Path, prompts: list[str], max_new_tokens: int, temperature: float, seed: int, raw: bool
+    source: Path,
+    prompts: list[str],
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    raw: bool,
+    room: Room,
+    wanted: str = "auto",
 ) -> Iterator[list[str | None]]:
     """The answers of `generate_text` in pieces: the text that each step adds to each answer, and None once it ended."""
-    spec, weights, encoded, ends, tokenizer = _prepared(source, prompts, max_new_tokens, temperature, raw)
+    spec, weights, encoded, ends, tokenizer = _prepared(source, prompts, max_new_tokens, temperature, raw, room, wanted)
     answers = [AnswerText(tokenizer) for _ in prompts]
     for tokens in stream(spec, weights, encoded, max_new_tokens, ends, Sampling(temperature, seed=seed)):
         yield [
@@ -59,7 +68,15 @@ class _Prepared(NamedTuple):
     tokenizer: Any
 
 
-def _prepared(source: Path, prompts: list[str], max_new_tokens: int, temperature: float, raw: bool) -> _Prepared:
+def _prepared(
+    source: Path,
+    prompts: list[str],
+    max_new_tokens: int,
+    temperature: float,
+    raw: bool,
+    room: Room,
+    wanted: str,
+) -> _Prepared:
     if not isfinite(temperature):
         raise UserError(f"--temperature must be a finite number, not {temperature}")
     for number, prompt in enumerate(prompts, 1):
@@ -74,8 +91,9 @@ def _prepared(source: Path, prompts: list[str], max_new_tokens: int, temperature
         raise UserError(f"{model.tokenizer}: {error}; --raw continues a prompt without the chat template") from error
     encoded = [tokenized(tokenizer, text, add_special_tokens=raw)["input_ids"] for text in texts]
     _check_lengths(model, encoded)
-    device = _device(model, encoded, max_new_tokens)
-    return _Prepared(model.spec, dense(model, device), encoded, model.ends(tokenizer), tokenizer)
+    longest = max(map(len, encoded), default=0) + max_new_tokens
+    placement = choose(Sizes.of(model.spec, model.dtype, len(encoded), longest, lower=LOWER), room, wanted)
+    return _Prepared(model.spec, placed(model, placement), encoded, model.ends(tokenizer), tokenizer)
 
 
 def _check_lengths(model: Model, prompts: list[list[int]]) -> None:
@@ -86,19 +104,3 @@ def _check_lengths(model: Model, prompts: list[list[int]]) -> None:
                 f"prompt {number} has {len(prompt):,} tokens, more than {EXTENDED} times the model's "
                 f"max_position_embeddings ({model.longest // EXTENDED:,}): shorten it"
             )
-
-
-def _device(model: Model, prompts: list[list[int]], max_new_tokens: int) -> torch.device:
-    """The first GPU if weights, keys and values fit there, otherwise the CPU. Raises UserError if they do not."""
-    longest = max(map(len, prompts), default=0) + max_new_tokens
-    cache = cache_bytes(model.spec, len(prompts), longest, model.dtype)
-    needed = model.nbytes + cache
-    if torch.cuda.is_available() and needed < ROOM * torch.cuda.mem_get_info()[0]:
-        return torch.device("cuda")
-    if needed > ROOM * available_bytes():
-        raise UserError(
-            f"the model takes {format_bytes(model.nbytes)}, and keys and values of up to {longest:,} tokens in "
-            f"{counted(len(prompts), 'sequence')} {format_bytes(cache)}; {format_bytes(available_bytes())} is "
-            "available: lower --max-new-tokens, give fewer prompts, or free memory"
-        )
-    return torch.device("cpu")

@@ -11,6 +11,7 @@ from torch import Tensor
 from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
+from rptrain.checkpoint.export_progress import base_format
 from rptrain.checkpoint.metadata import RUN_CONFIG
 from rptrain.checkpoint.state import dtype_of, read_state
 from rptrain.data.loader import VOCABULARIES
@@ -20,6 +21,7 @@ from rptrain.models.adapters.lora import adapter_units, with_lora, without_adapt
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.pretrained import Held
+from rptrain.models.weights.quantized import with_base
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 
@@ -98,7 +100,7 @@ def _trained_from(run: Path) -> str:
 
 
 def _from_adapter(source: Path) -> Model:
-    """An adapter with its base model, which is located by name."""
+    """An adapter with its base model, which is located by name, and quantized as in the run that exported it."""
     files = adapter.read(source)
     try:
         base = registry.locate(files.config.base_model_name_or_path or "")
@@ -109,7 +111,8 @@ def _from_adapter(source: Path) -> Model:
         ) from None
     own = registry.build(registry.read_config(base))
     try:
-        model = _from_directory(base, with_lora(own, adapter.settings_of(files, own)))
+        spec = with_lora(own, adapter.settings_of(files, own))
+        model = _from_directory(base, with_base(spec, base_format(source)))
         adapter.check(files, model.spec)
     except UserError as error:
         raise UserError(f"the adapter {source} cannot be used with {base}: {error}") from None

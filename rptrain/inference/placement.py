@@ -9,15 +9,21 @@ import torch
 from rptrain.models.layers.cache import cache_bytes
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelSpec
-from rptrain.schedule.machine import LAUNCH, TRAFFIC
+from rptrain.schedule.machine import TRAFFIC
 from rptrain.utils.errors import UserError
+from rptrain.utils.text import counted
 from rptrain.utils.units import format_bytes, format_rate
 
 Kind = Literal["gpu", "streamed", "cpu"]
 SLOTS = 2  # blocks that are on the GPU while the others are in host memory: one is read, the next one arrives
 FREE = 0.8  # fraction of free memory for weights, keys and values; the rest is for temporaries
-TOKENS = 4096  # whose keys and values must fit beside the weights
-CPU_LAYER = 0.25e-3  # least seconds of a token in a layer on the CPU: calls of its operations
+TOKENS = 4096  # of a conversation, whose keys and values must fit beside the weights
+# Measured with 8B models of 36 layers on an H100: 19 to 26 tokens/s in bf16 and 6.5 in NF4 in its memory, 3.4 and 3.0
+# streamed. A token is so little work that starting the operations takes longer than they do.
+GPU_LAYER = 1e-3  # seconds of a token in a layer, besides reading its weights
+QUANTIZED_LAYER = 3e-3  # more seconds if its weights are dequantized
+CPU_LAYER = 0.5e-3
+CPU_TRAFFIC = 0.5  # fraction of the bandwidth of host memory that a product with one token reaches
 EXPERTS = ("experts_gate_up", "experts_down")
 
 
@@ -39,21 +45,27 @@ class Sizes:
     """What a model takes, in bytes."""
 
     weights: int  # dequantized, as the CPU reads them
-    cache: int  # keys and values of TOKENS tokens
+    cache: int  # keys and values of `sequences` of `longest` tokens
     read: int  # weights that a token reads
     layers: int
     packed: int  # weights in the formats that the run holds them in, as the GPU keeps them
     blocks: int  # of these, weights of blocks
     block: int  # of these, weights of the largest block
+    sequences: int = 1
+    longest: int = TOKENS
+    lower: str = ""  # what takes less memory, if anything does: the beginning of "… free memory"
 
     @classmethod
-    def of(cls, spec: ModelSpec, dtype: torch.dtype) -> "Sizes":
+    def of(
+        cls, spec: ModelSpec, dtype: torch.dtype, sequences: int = 1, longest: int = TOKENS, lower: str = ""
+    ) -> "Sizes":
         weights = spec.num_parameters * dtype.itemsize
         read = sum(_read(spec, index) for index in range(len(spec.stack))) * dtype.itemsize
         units = [unit.nbytes(dtype.itemsize) for unit in spec.units]
         blocks = [sum(units[unit] for unit in layer.units) for layer in spec.layers]
-        cache = cache_bytes(spec, 1, TOKENS, dtype)
-        return cls(weights, cache, int(read), len(spec.stack), sum(units), sum(blocks), max(blocks))
+        cache = cache_bytes(spec, sequences, longest, dtype)
+        packed = sum(units), sum(blocks), max(blocks)
+        return cls(weights, cache, int(read), len(spec.stack), *packed, sequences, longest, lower)
 
     def needed(self, kind: Kind) -> int:
         """Bytes of the device's memory: of the GPU, or of the host."""
@@ -98,7 +110,7 @@ def choose(sizes: Sizes, room: Room, wanted: str = "auto") -> Placement:
     allowed: list[Kind] = [kind for kind in possible if kind == "cpu" or not room.training]
     if not allowed:
         more = f", or use the placement {possible[0]} while {room.training} trains" if possible else ""
-        raise UserError(f"{_needs(sizes)}; {_free(room)}: free memory{more}")
+        raise UserError(f"{_needs(sizes)}; {_free(room)}: {sizes.lower}free memory{more}")
     return _placement(sizes, room, allowed[0], _why(allowed[0], room))
 
 
@@ -135,18 +147,19 @@ def _free(room: Room) -> str:
 
 def _needs(sizes: Sizes) -> str:
     return (
-        f"the model takes {format_bytes(sizes.weights)}, and keys and values of {TOKENS:,} tokens "
-        f"{format_bytes(sizes.cache)}"
+        f"the model takes {format_bytes(sizes.weights)}, and keys and values of up to {sizes.longest:,} tokens in "
+        f"{counted(sizes.sequences, 'sequence')} {format_bytes(sizes.cache)}"
     )
 
 
 def _speed(sizes: Sizes, room: Room, kind: Kind) -> float:
     """Tokens per second if each of them reads its weights once."""
     if kind == "cpu":
-        return 1 / (sizes.read / room.host_rate + sizes.layers * CPU_LAYER)
+        return 1 / (sizes.read / (CPU_TRAFFIC * room.host_rate) + sizes.layers * CPU_LAYER)
     packed = sizes.read * sizes.packed / sizes.weights
-    seconds = packed / (TRAFFIC * room.vram_rate) + sizes.layers * LAUNCH
-    return 1 / (max(seconds, sizes.blocks / room.link_rate) if kind == "streamed" else seconds)
+    each = GPU_LAYER + (QUANTIZED_LAYER if sizes.packed < sizes.weights else 0.0)
+    seconds = packed / (TRAFFIC * room.vram_rate) + sizes.layers * each
+    return 1 / (seconds + sizes.blocks / room.link_rate if kind == "streamed" else seconds)
 
 
 def _read(spec: ModelSpec, index: int) -> float:

@@ -12,7 +12,6 @@ from rptrain.checkpoint.atomic_dir import MANIFEST, STATE, Damaged
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.state import save_state
-from rptrain.inference.generate import generate_text
 from rptrain.models.adapters.freeze import freeze
 from rptrain.runs import events
 from tests import run_tools as tools
@@ -182,7 +181,7 @@ def test_export_generate_and_resume_refuse_it(run, tmp_path, change) -> None:
     with pytest.raises(Damaged):
         export(run.path, tmp_path / "out")
     with pytest.raises(Damaged):
-        generate_text(last, ["a"], 1, 0.0, 0, True)
+        tools.generated(last, ["a"], 1, 0.0, 0, True)
     assert resumed_from(run) == [2]
 
 

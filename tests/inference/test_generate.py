@@ -1,15 +1,18 @@
-"""The memory that generating takes, and the device that it runs on."""
+"""The memory that generating takes, and prompts that are refused."""
 
 import pytest
 import torch
 
 from rptrain.inference import generate
-from rptrain.inference.generate import ROOM, _check_lengths, _device
+from rptrain.inference.generate import _check_lengths, generate_text
 from rptrain.inference.model import EXTENDED, Model
+from rptrain.inference.placement import FREE, Room
 from rptrain.models.layers.cache import Cache, cache_bytes
 from rptrain.models.layers.generate import stream
 from rptrain.models.registry import build, locate, read_config
 from rptrain.utils.errors import UserError
+
+from .letters import Letters
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +22,7 @@ def spec():
 
 @pytest.fixture
 def model(spec, tmp_path):
-    return Model(spec, torch.float32, tmp_path, tmp_path, load=lambda: pytest.fail("loaded"))
+    return Model(spec, torch.float32, tmp_path, tmp_path, load=lambda into: pytest.fail("loaded"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -33,20 +36,18 @@ def test_the_memory_of_keys_and_values(dtype, spec):
     assert [len(held) for held in cache.held] == [8, 12]
 
 
-@pytest.mark.parametrize(("gpu", "host", "device"), [(1.01, 0, "cuda"), (0.99, 1.01, "cpu"), (0, 1.01, "cpu")])
-def test_the_device_has_room_for_weights_and_keys_and_values(gpu, host, device, spec, model, monkeypatch):
-    """`gpu` and `host` are shares of what is needed; nothing is loaded to find out."""
-    weights = sum(param.numel for unit in spec.units for param in unit.params) * 4
-    needed = (weights + cache_bytes(spec, 2, 14, torch.float32)) / ROOM
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu > 0)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(gpu * needed), 2**40))
-    monkeypatch.setattr(generate, "available_bytes", lambda: int(host * needed))
-    prompts = [[1] * 4, [2] * 2]
-    assert _device(model, prompts, 10).type == device
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(0.99 * needed), 2**40))
-    monkeypatch.setattr(generate, "available_bytes", lambda: int(0.99 * needed))
-    with pytest.raises(UserError, match=r"up to 14 tokens in 2 sequences .* lower --max-new-tokens"):
-        _device(model, prompts, 10)
+def test_prompts_that_do_not_fit(spec, model, monkeypatch):
+    """What is needed counts all prompts and their answers; nothing is loaded to find out."""
+    needed = (model.nbytes + cache_bytes(spec, 2, 14, torch.float32)) / FREE
+    monkeypatch.setattr(generate, "find_model", lambda source: model)
+    monkeypatch.setattr(generate, "load_tokenizer", lambda source: Letters())
+    asked = (model.source, ["abcd", "ab"], 10, 0.0, 0, True)
+    with pytest.raises(pytest.fail.Exception, match="loaded"):
+        generate_text(*asked, Room(int(1.01 * needed), 50e9))
+    with pytest.raises(UserError, match=r"up to 14 tokens in 2 sequences .* lower --max-new-tokens, give fewer"):
+        generate_text(*asked, Room(int(0.99 * needed), 50e9))
+    with pytest.raises(UserError, match="no CUDA GPU: use the placement cpu"):
+        generate_text(*asked, Room(int(1.01 * needed), 50e9), "gpu")
 
 
 def test_a_prompt_far_longer_than_the_context(model):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rptrain.checkpoint.export import export
 from rptrain.inference import weights
 from rptrain.inference.model import find_model
 from rptrain.inference.weights import Resident, Streamed, dense
@@ -32,6 +33,12 @@ def test_a_checkpoint_answers_the_same_wherever_its_weights_are(tmp_path: Path, 
                 for name, tensor in place(index).items():
                     assert torch.equal(tensor, expected(index)[name]), (type(place), unit.name, name)
         assert generate(model.spec, place, PROMPTS, 5) == found
+    exported = export(run.path, tmp_path / "exported")
+    for source in (run.path, run.model_path, exported):
+        model = find_model(source)
+        assert any(unit.quantized for unit in model.spec.units) is (base != "bf16"), source
+        for place in (dense(model, CPU), Resident(model, CPU)):
+            assert generate(model.spec, place, PROMPTS, 5) == found
 
 
 def test_two_blocks_at_most_are_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 from rptrain.checkpoint.export import export
-from rptrain.inference.generate import generate_text
 from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
@@ -56,7 +55,9 @@ def test_stock_peft_computes_what_was_trained_and_what_is_merged(folder):
     at = "base_model.model.model.layers.0.mlp.experts"
     assert found[f"{at}.base_layer.lora_B.weight"].shape == (24, 8) and found[f"{at}.lora_B.weight"].any()
     asked = (["a", "bc"], 6, 0.0, 0, True)
-    assert generate_text(run.path, *asked) == generate_text(run.model_path, *asked) == generate_text(merged, *asked)
+    assert (
+        tools.generated(run.path, *asked) == tools.generated(run.model_path, *asked) == tools.generated(merged, *asked)
+    )
 
 
 @pytest.mark.long

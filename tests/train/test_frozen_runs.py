@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
-from rptrain.inference.generate import generate_text
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
@@ -66,7 +65,7 @@ def test_a_checkpoint_is_exported_and_asked_as_the_run_is(folder, init):
     assert all(torch.equal(wide[name], narrow[name].float()) for name in wide if is_frozen(name))
     assert not all(torch.equal(wide[name], narrow[name].float()) for name in wide)
     asked = (["a", "bc"], 5, 0.0, 0, True)
-    assert generate_text(run.checkpoints()[-1], *asked) == generate_text(run.model_path, *asked)
+    assert tools.generated(run.checkpoints()[-1], *asked) == tools.generated(run.model_path, *asked)
 
 
 @pytest.mark.long

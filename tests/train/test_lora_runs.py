@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.export_progress import loading_code
-from rptrain.inference.generate import generate_text
 from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
@@ -132,24 +131,24 @@ def test_answers_of_a_run_a_checkpoint_and_the_merged_model(folder):
     run = tools.train_here(folder, *LORA, "optim.learning_rate=0.1")
     asked = (["a", "bc"], 6, 0.0, 0, True)
     merged = export(run.path, folder / "merged", merge=True)
-    answers = [generate_text(source, *asked) for source in (run.path, run.checkpoints()[-1], run.model_path, merged)]
-    assert answers[0] == answers[1] == answers[2] == answers[3] != generate_text(folder / "model", *asked)
+    answers = [tools.generated(source, *asked) for source in (run.path, run.checkpoints()[-1], run.model_path, merged)]
+    assert answers[0] == answers[1] == answers[2] == answers[3] != tools.generated(folder / "model", *asked)
 
 
 def test_where_the_base_of_an_adapter_is_can_be_written_into_it(folder):
     run = tools.train_here(folder, *LORA)
     asked = (["a"], 2, 0.0, 0, True)
-    answers = generate_text(run.model_path, *asked)
+    answers = tools.generated(run.model_path, *asked)
     (folder / "model").rename(folder / "elsewhere")
     with pytest.raises(UserError, match=r"set base_model_name_or_path in .* to its directory \(no model '"):
-        generate_text(run.model_path, *asked)
+        tools.generated(run.model_path, *asked)
     file = run.model_path / "adapter_config.json"
     text = file.read_text()
     file.write_text(text.replace(f"{folder}/model", "~nosuchuser/model"))
     with pytest.raises(UserError, match=r"to its directory \(~nosuchuser/model: the user"):
-        generate_text(run.model_path, *asked)
+        tools.generated(run.model_path, *asked)
     file.write_text(text.replace(f"{folder}/model", f"{folder}/elsewhere"))
-    assert generate_text(run.model_path, *asked) == answers
+    assert tools.generated(run.model_path, *asked) == answers
 
 
 @pytest.mark.parametrize("kind", [(), ("lora.use_dora=true", "lora.lora_dropout=0")], ids=["lora", "dora"])

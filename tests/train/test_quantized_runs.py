@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.frozen import spec_of
 from rptrain.checkpoint.state import read_state
-from rptrain.inference.generate import generate_text
 from rptrain.kernels.quant import dequantize, format_of, quantize
 from rptrain.runs import events
 from rptrain.utils.errors import UserError
@@ -65,8 +64,8 @@ def test_merging_and_answers_start_from_the_base_that_was_trained_on(folder, bas
                 dequantized(tensor, base) + 6 / 3 * adapter[f"{key}.lora_B.weight"] @ adapter[f"{key}.lora_A.weight"]
             )
         torch.testing.assert_close(after[name], tensor, rtol=1e-6, atol=1e-6)
-    answers = [generate_text(source, *ASKED) for source in (run.checkpoints()[-1], folder / "merged")]
-    assert answers[0] == answers[1] != generate_text(folder / "model", *ASKED)
+    answers = [tools.generated(source, *ASKED) for source in (run.checkpoints()[-1], folder / "merged")]
+    assert answers[0] == answers[1] != tools.generated(folder / "model", *ASKED)
 
 
 def test_a_base_in_fp8_has_the_losses_of_products_in_fp8_of_the_files(folder):

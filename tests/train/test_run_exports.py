@@ -127,9 +127,7 @@ def their_answer(model, tokenizer, prompt: str) -> str:
 
 
 def our_answers(source: Path, prompts: list[str]) -> list[str]:
-    from rptrain.inference.generate import generate_text
-
-    return generate_text(source, prompts, 12, 0.0, 0, raw=False)
+    return tools.generated(source, prompts, 12, 0.0, 0, raw=False)
 
 
 def test_a_template_of_ones_own_goes_along(folder):

@@ -1,6 +1,6 @@
 """A process that stands for the one with a model: it answers with the words of the message in capitals.
 
-"wait" is answered until it is stopped, "die" ends the process, and "refuse" is refused, as a message or a system prompt.
+"wait" is answered until it is stopped, and "die" ends the process. "refuse" is refused, also as a system prompt.
 """
 
 import json

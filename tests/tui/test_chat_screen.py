@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input
 
-from rptrain.inference.generate import generate_text
 from rptrain.tui.screens.chat import ChatScreen
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.screens.runs import Runs
@@ -165,7 +164,7 @@ async def test_a_model_of_ones_own(make: Made, tmp_path: Path):
     assert chat_session.COMMAND[0] == sys.executable
     tools.write_model(tmp_path / "runs/own/model")
     (tmp_path / "runs/own/config.toml").write_text('[model]\npath = "tiny-tasks"\n')
-    (expected,) = generate_text(tmp_path / "runs/own", ["Sort: 321"], 1024, 0.0, 0, False)
+    (expected,) = tools.generated(tmp_path / "runs/own", ["Sort: 321"], 1024, 0.0, 0, False)
     async with make(attach=tmp_path / "runs/own").run_test(size=(120, 36)) as pilot:
         await until(pilot, lambda: pilot.app.screen.check_action("chat", ()) is True)
         await pilot.press("c")

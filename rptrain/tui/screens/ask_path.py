@@ -40,7 +40,7 @@ class Target:
 
 
 class AskTarget(Dialog[Target | None]):
-    """`checkpoints`: the complete ones, by step. `adapters`: whether the run trains adapters, which can be merged."""
+    """`checkpoints`: the complete ones, the newest first. `adapters`: whether the run trains adapters to merge."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "cancel"),
@@ -51,9 +51,7 @@ class AskTarget(Dialog[Target | None]):
     def __init__(self, run: Path, checkpoints: Sequence[Path], adapters: bool) -> None:
         super().__init__()
         self._run, self._adapters = run, adapters
-        self._sources = {NEWEST: run} | {
-            path.name.replace("checkpoint-", "step "): path for path in reversed(checkpoints)
-        }
+        self._sources = {NEWEST: run} | {path.name.replace("checkpoint-", "step "): path for path in checkpoints}
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):

@@ -14,10 +14,11 @@ from textual.screen import Screen
 from textual.widgets import Input, Label, Static
 
 from rptrain.tui.context import Context
-from rptrain.tui.screens.checkpoint_picker import CheckpointPicker, candidates
+from rptrain.tui.screens.checkpoint_picker import CheckpointPicker
 from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.services.chat_session import ChatSession
+from rptrain.tui.services.saved import answering
 from rptrain.tui.widgets.entry import Entry
 from rptrain.tui.widgets.exchange import Transcript
 from rptrain.tui.widgets.key_bar import KeyBar
@@ -166,6 +167,7 @@ class ChatScreen(Screen[None]):
         return "  ".join(
             [
                 f"{name} on the {WHERE[loaded.placement]}: {format_rate(loaded.expected)} expected{measured}",
+                f"({loaded.reason})",
                 f"process {memory}" if session.host else "",
                 "base model beside it" if session.settings.base else "",
             ]
@@ -258,7 +260,7 @@ class ChatScreen(Screen[None]):
     @work
     @until_closed
     async def action_checkpoint(self) -> None:
-        found = await asyncio.to_thread(candidates, self._run)
+        found = await asyncio.to_thread(answering, self._run)
         chosen = await ask(self, CheckpointPicker(self._run, found))
         if chosen is not None and chosen != self._session.source:
             self._session.source = chosen

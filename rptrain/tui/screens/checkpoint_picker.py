@@ -11,20 +11,8 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from rptrain.runs.run_dir import RunDir
 from rptrain.tui.screens.dialog import Dialog
-from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line
-
-
-def candidates(run: Path) -> list[Path]:
-    """The exported model of a run and its complete checkpoints, the newest first."""
-    found = RunDir(run)
-    try:
-        model = [found.model_path] if found.model_path.is_dir() else []
-        return [*model, *reversed(found.checkpoints())]
-    except (OSError, UserError):
-        return []
 
 
 class CheckpointPicker(Dialog[Path | None]):

@@ -12,17 +12,14 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Button, Static
 
-from rptrain.checkpoint.atomic_dir import complete_checkpoints
 from rptrain.checkpoint.export_progress import last_record
-from rptrain.checkpoint.metadata import CHECKPOINTS
-from rptrain.runs.run_dir import RunDir
 from rptrain.tui.context import Context
 from rptrain.tui.screens.ask_path import AskTarget
 from rptrain.tui.screens.dialog import Dialog, ask
 from rptrain.tui.services.launch import Launched, export
+from rptrain.tui.services.saved import has_adapters, saved_checkpoints
 from rptrain.tui.widgets.bars import bar
 from rptrain.utils.errors import UserError
-from rptrain.utils.files import read_small_text
 from rptrain.utils.text import one_line, printable
 from rptrain.utils.units import format_bytes
 
@@ -36,7 +33,7 @@ async def export_run(screen: Screen[None], context: Context, run: Path) -> None:
     """Asks what to export, exports it, and shows the progress. A notification on any screen reports the end if the
     progress was closed.
     """
-    checkpoints = await asyncio.to_thread(complete_checkpoints, run / CHECKPOINTS)
+    checkpoints = await asyncio.to_thread(saved_checkpoints, run)
     target = await ask(screen, AskTarget(run, checkpoints, has_adapters(run)))
     if target is None:
         return
@@ -139,11 +136,3 @@ class Exporting(Dialog[None]):
     def action_close(self) -> None:
         self._is_dismissed = True
         self.answer(None)
-
-
-def has_adapters(run: Path) -> bool:
-    """Whether a run trains adapters."""
-    try:
-        return "[lora]" in read_small_text(RunDir(run).config_path)
-    except (OSError, UserError, UnicodeDecodeError):
-        return False

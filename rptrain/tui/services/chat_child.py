@@ -9,6 +9,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +23,8 @@ from rptrain.inference.settings import AnswerSettings
 from rptrain.planner.room import free_room
 from rptrain.runs.listing import training_beside
 from rptrain.utils.errors import UserError, describe
+
+MEASURE = 1.0  # seconds between two reports of the speed of an answer
 
 
 class Child:
@@ -93,11 +96,19 @@ class Child:
 
     def _answer(self, pieces: Iterator[str], *, base: bool) -> None:
         assert self._loaded is not None
+        reported = time.monotonic()
         for piece in pieces:
             self._report("piece", text=piece, base=base)
+            if time.monotonic() - reported > MEASURE:
+                reported = time.monotonic()
+                self._report_speed(base=base)
             if self._stop.is_set():
                 self._report("stopped", base=base)
                 break
+        self._report_speed(base=base)
+
+    def _report_speed(self, *, base: bool) -> None:
+        assert self._loaded is not None
         speaker = self._loaded.chat.base if base else self._loaded.chat.tuned
         if speaker is not None and speaker.speed is not None:
             self._report("measured", speed=speaker.speed.tokens_per_second, base=base)
