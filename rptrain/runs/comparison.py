@@ -29,6 +29,7 @@ METRICS = {  # their columns in `Steps`; the validation loss is in the scores
     "learning rate": "learning_rate",
     "tokens/s": "tokens_per_second",
 }
+WHERE = ("data.cache_dir",)  # settings of the data that do not change it
 NAMES = ("log.run_name", "save.output_dir", "save.resume")  # settings that always differ
 LAST = 20  # reported steps whose mean is the final training loss
 
@@ -102,7 +103,7 @@ def differences(runs: Sequence[Path]) -> list[Row]:
 
 def comparable(rows: Sequence[Row]) -> bool:
     """Whether losses of runs with these differences are of the same data."""
-    return not any(row.name.startswith(("data.", "model.path")) for row in rows)
+    return not any(row.name.startswith(("data.", "model.path")) and row.name not in WHERE for row in rows)
 
 
 def show(views: Sequence[RunView], console: "Console") -> None:

@@ -63,12 +63,26 @@ def smoothed(steps: Sequence[float], values: Sequence[float]) -> tuple[list[floa
     xs, ys = xs[finite], ys[finite]
     count = len(ys)
     half = max(1, int(count * SMOOTH / 2))
+    places = np.arange(count)
+    counts = np.minimum(places + half + 1, count) - np.maximum(places - half, 0)
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.concatenate(([0.0], np.cumsum(ys)))
-        places = np.arange(count)
-        starts, ends = np.maximum(places - half, 0), np.minimum(places + half + 1, count)
-        means = (sums[ends] - sums[starts]) / (ends - starts)
+        means = _window_sums(np.pad(ys, half), 2 * half + 1) / counts
     return xs.tolist(), means.tolist()
+
+
+def _window_sums(values: Any, width: int) -> Any:
+    """The sum of each `width` consecutive values of an array. A huge value costs only the windows with it digits, since
+    sums of 1, 2, 4, … values are added, and nothing is subtracted.
+    """
+    import numpy as np
+
+    sums, added, size = np.zeros(len(values) - width + 1), 0, 1
+    while added < width:
+        if width & size:
+            sums += values[added : added + len(sums)]
+            added += size
+        values, size = values[:-size] + values[size:], 2 * size
+    return sums
 
 
 def thinned(steps: Sequence[float], values: Sequence[float], count: int) -> tuple[list[float], list[float]]:

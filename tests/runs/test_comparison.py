@@ -99,3 +99,6 @@ def test_settings_that_differ(tmp_path):
     (tmp_path / "b" / "config.toml").write_text(CONFIG.format(rate="1e-5").replace("builtin:tasks", "chats.jsonl"))
     found = differences(runs[:2])
     assert found == [Row("data.train.0.path", ("builtin:tasks", "chats.jsonl"))] and not comparable(found)
+    (tmp_path / "c" / "config.toml").write_text(CONFIG.format(rate="1e-5") + '[data]\ncache_dir = "tokens"\n')
+    found = differences([tmp_path / "a", tmp_path / "c"])
+    assert [row.name for row in found] == ["data.cache_dir"] and comparable(found)

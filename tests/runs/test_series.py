@@ -10,3 +10,12 @@ def test_each_point_is_the_average_of_its_neighbors():
     xs, ys = smoothed(range(1000), [float(n % 2) for n in range(1000)])
     assert xs == list(range(1000)) and all(0.48 < y < 0.52 for y in ys)
     assert smoothed([], []) == ([], [])
+
+
+def test_a_huge_value_changes_only_the_averages_near_it():
+    values = [1.0 + n % 7 for n in range(1000)]
+    _, without = smoothed(range(1000), values)
+    _, ys = smoothed(range(1000), [*values[:300], 1e18, *values[301:]])
+    near = range(300 - 25, 300 + 26)
+    assert ys[: near.start] == without[: near.start] and ys[near.stop :] == without[near.stop :]
+    assert all(ys[place] > 1e15 for place in near)

@@ -38,12 +38,14 @@ async def test_no_run_s_name_is_obeyed(make: Made, tmp_path: Path):
     told = (run / "events.jsonl").read_text()
     (run / "events.jsonl").write_text(told.replace('"model":"m"', f'"model":{json.dumps(f"{NAME}model")}'))
     with (run / "events.jsonl").open("a") as file:
+        score = {"event": "evaluation", "time": 1.7e9 + 899, "step": 400, "name": f"{NAME}score", "score": 0.5}
+        file.write(json.dumps(score) + "\n")
         file.write(json.dumps({"event": "failed", "time": 1.7e9 + 900, "message": f"{NAME}failed"}) + "\n")
     async with make().run_test(size=(160, 30), notifications=True) as pilot:
         await pilot.press("f3")
         await check(pilot, f"  {SHOWN} ", f"{SHOWN}model")
         await pilot.press("space")
-        await check(pilot, f"━ {SHOWN}")
+        await check(pilot, f"━ {SHOWN}", f"{SHOWN}score ")
         for key, asked in (("d", f"Delete {SHOWN}?"), ("e", f"Export {SHOWN}")):
             await pilot.press(key)
             await check(pilot, asked, f"runs/{SHOWN}")

@@ -58,7 +58,7 @@ class Comparison(Horizontal):
 
 def _table(compared: Compared, names: Sequence[str], colors: Sequence[str]) -> Iterator[Content]:
     rows = [*compared.results, *compared.differences]
-    left = max(cell_len(row.name) for row in rows) + GAP
+    left = min(max(cell_len(one_line(row.name)) for row in rows), LONGEST) + GAP
     columns = [
         min(max(map(cell_len, (f"━ {name}", *(_value(row, index) for row in rows)))), LONGEST) + GAP
         for index, name in enumerate(names)
@@ -84,7 +84,7 @@ def _lines(rows: Sequence[Row], left: int, columns: Sequence[int]) -> Iterator[C
         cells = [
             _cell(_value(row, index), room, "bold" if row.best == index else "") for index, room in enumerate(columns)
         ]
-        yield Content.assemble((_padded(row.name, left), "$muted"), *cells)
+        yield Content.assemble(_cell(one_line(row.name), left, "$muted"), *cells)
 
 
 def _value(row: Row, index: int) -> str:

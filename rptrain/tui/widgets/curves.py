@@ -55,7 +55,7 @@ KINDS = (
     Kind("learning-rate", "learning rate", partial(_by_step, "learning_rate", "$muted")),
     Kind("grad-norm", "gradient norm", partial(_by_step, "grad_norm", "$backward")),
     Kind("speed", "tokens/s", partial(_over_time, "tokens_per_second", "$success"), "{:,.0f}".format, timed=True),
-    Kind("busy", "time that devices compute", partial(_over_time, "busy", "$fused"), format_percent, timed=True),
+    Kind("busy", "device utilization", partial(_over_time, "busy", "$fused"), format_percent, timed=True),
     Kind("vram", "memory of the fullest GPU", partial(_over_time, "vram", "$forward"), format_bytes, timed=True),
     Kind("host", "host memory", partial(_over_time, "host", "$primary"), format_bytes, timed=True),
     Kind("power", "power of all GPUs", partial(_over_time, "power", "$warning"), "{:,.0f} W".format, timed=True),
