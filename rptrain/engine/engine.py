@@ -40,7 +40,7 @@ from rptrain.engine.transfer.staging import Staging, StagingBuffers
 from rptrain.engine.worker import Worker
 from rptrain.kernels.batch import Batch
 from rptrain.schedule.lower import boundaries
-from rptrain.schedule.plan import Plan
+from rptrain.schedule.plan import Computation, Plan
 from rptrain.schedule.validate import validate
 
 ITERATIONS_AHEAD = 2  # iterations in progress at once: one that ends, one that begins
@@ -297,6 +297,10 @@ class Engine:
         )
         queue = self._steps - self._context.board.count(("step",))
         return Activity(tuple(lanes), self._optimizer.doing, self._optimizer.seconds, queue)
+
+    def computations(self) -> tuple[list[Computation], ...]:
+        """The last iterations' computations on each device of a `watched` engine. Thread-safe while it is open."""
+        return tuple(recorder.computations() for recorder in self._context.recorder.devices)
 
     @property
     def starved(self) -> float:

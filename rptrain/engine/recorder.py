@@ -17,7 +17,9 @@ from rptrain.engine.board import Board
 from rptrain.engine.devices.base import Mark, Stream
 from rptrain.engine.meter import Meter, Stamp
 from rptrain.engine.trace import Arrival, ComputeInterval, Copy, Span, Trace, Work
-from rptrain.schedule.plan import Kind, Slot, Stage
+from rptrain.schedule.plan import Computation, Kind, Slot, Stage
+
+KEPT = 4  # iterations of which the computations are kept
 
 LayerTimer = Callable[[meter.Kind, int], AbstractContextManager[None]]  # kind of pass, the layer's place in the stack
 
@@ -133,6 +135,7 @@ class DeviceRecorder:
         self._busy: dict[Kind, float] = {"F": 0.0, "FB": 0.0, "B": 0.0}
         self.starved = 0.0  # seconds in which a watched device had nothing to compute for want of updated weights
         self._in_progress: deque[Pass] = deque()
+        self._computed: deque[Computation] = deque()  # that have ended, of the last iterations
         self._issuing: Pass | None = None  # the micro-batch of which pieces are still to come
         self._span: Span | None = None  # the micro-batch that is being issued, in a traced engine
         self._left: dict[int, Mark] = {}  # by entry of the output ring: when its last output had reached the host
@@ -226,8 +229,13 @@ class DeviceRecorder:
 
     def finish(self) -> None:
         """The computation of the oldest micro-batch in progress has ended."""
-        done = self._in_progress.popleft()
-        self._busy[done.slot.stage.kind] += done.seconds
+        done = self._in_progress[0]
+        computed = [*_computations(done)]
+        self._computed.extend(computed)  # before it leaves, so that another thread finds it
+        while self._computed and self._computed[0].iteration <= done.iteration - KEPT:
+            self._computed.popleft()
+        self._in_progress.popleft()
+        self._busy[done.slot.stage.kind] += sum(one.end - one.start for one in computed)
 
     def arrival(self, units: Iterable[int], version: int, stream: Stream) -> Arrival | None:
         """In a traced engine, when this version of the units was published, and when the upload stream has it."""
@@ -251,6 +259,23 @@ class DeviceRecorder:
             waiting = "inputs" if left[0].pieces else "launch"
         return LaneState(left[0] if left else None, computing, waiting, busy, self._up, self._down)
 
+    def computations(self) -> list[Computation]:
+        """The computations of the last iterations, each once; those in progress last until now. Any thread may call
+        this.
+        """
+        in_progress = [one for done in tuple(self._in_progress) for one in _computations(done)]
+        ended = list(self._computed)
+        known = {one.start for one in ended}
+        return [*ended, *(one for one in in_progress if one.start not in known)]
+
     def _new_span(self, iteration: int, slot: Slot, work: Work) -> Span | None:
         trace = self._recorder.trace
         return None if trace is None else trace.begin(iteration, slot, work)
+
+
+def _computations(done: Pass) -> Iterator[Computation]:
+    """The pieces of a micro-batch that have begun, on the scale of `time.perf_counter`."""
+    now = time.perf_counter()
+    for start, end in tuple(done.pieces):
+        if start.passed():
+            yield Computation(done.iteration, done.slot.index, start(), end() if end.passed() else now)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from rptrain.runs.records import Bool, Float, Int, UnixTime, known_fields
+from rptrain.runs.timeline import Schedule
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 from rptrain.utils.native_watchdog import LastRecord
@@ -71,12 +72,13 @@ class Plan(Event):
 @dataclass(frozen=True)
 class Estimated(Event):
     """The estimated time of a step of the newest plan, and the share of it in which devices are idle (`bubble`).
-    `floor_seconds` is the time of its arithmetic alone, with everything recomputed.
+    `floor_seconds` is the time of its arithmetic alone, with everything recomputed. `schedule`: its simulated step.
     """
 
     step_seconds: Float
     bubble: Float
     floor_seconds: Float
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)

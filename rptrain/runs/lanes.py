@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rptrain.runs.records import Float, Int, UnixTime, validator
+from rptrain.runs.timeline import StepTimeline
 
 SCHEMA = 1
 LOW_MEMORY = 0.05  # host memory is low when a smaller fraction of what the process could use is free
@@ -80,6 +81,7 @@ class Snapshot:
     lanes: tuple[LaneRecord, ...]  # empty while no engine is open
     optimizer: OptimizerState | None
     last: StepNumbers | None = None  # the last step, in the first snapshot after its end
+    timeline: StepTimeline | None = None  # of a recent step, every few seconds
 
     @property
     def is_low(self) -> bool:
@@ -87,10 +89,11 @@ class Snapshot:
         return self.free < LOW_MEMORY * (self.process + self.free)
 
     def to_line(self) -> str:
-        """The snapshot as JSON on one line. Fields of lanes that are None are left out, and so is `last`."""
+        """The snapshot as JSON on one line, without `last`, `timeline` and fields of lanes that are None."""
         record = {"schema": SCHEMA, **asdict(self)}
-        if self.last is None:
-            del record["last"]
+        for name in ("last", "timeline"):
+            if record[name] is None:
+                del record[name]
         record["lanes"] = [
             {name: value for name, value in lane.items() if value is not None} for lane in record["lanes"]
         ]

@@ -28,6 +28,7 @@ from rptrain.runs.reader import RECENT, News, Reader
 from rptrain.runs.records import Int, known_fields, time_of, validator
 from rptrain.runs.series import Steps
 from rptrain.runs.tail import LARGE
+from rptrain.runs.timeline import Schedule, StepTimeline
 from rptrain.runs.usage import Usage
 
 State = Literal[
@@ -112,6 +113,8 @@ class RunView:
     `steps`: the reported steps, a `Steps`. `skipped`: the number of them that did not change the weights.
     `usage`: speed, devices and memory over time, a `Usage`.
     `loss_scale`: of float16 runs. `places`: planned memory. `planned_bubble`: the planned idle share of a step.
+    `schedule`: the simulated step of the plan; None in runs of versions that did not record it. `timeline`: when the
+    devices computed in a recent step; None until it is known. `step_ended`: Unix time of the record of the last step.
     `floor_step`: the roofline time of a step: seconds of its arithmetic alone, with everything recomputed.
     `process_count`: the number of processes that train the run together, according to the newest one.
     `checkpoints`, `scores`, `samples`, `log`: oldest first. `samples` have `step`, `prompt` and `text`.
@@ -133,6 +136,10 @@ class RunView:
         self.places: tuple[MemoryUse, ...] = ()
         self.planned_bubble: float | None = None
         self.floor_step: float | None = None
+        self.schedule: Schedule | None = None
+        self.timeline: StepTimeline | None = None
+        self.step_ended: float | None = None
+        self._planned_at = 0.0
         self.steps = Steps()
         self.usage = Usage()
         self.skipped = 0
@@ -207,7 +214,10 @@ class RunView:
         """Adds a snapshot, unless an earlier process wrote it."""
         if snapshot.time >= (self.taken_up or 0.0):
             self.recent.append(snapshot)
-            self._latest = snapshot.last or self._latest
+            if snapshot.last is not None:
+                self._latest, self.step_ended = snapshot.last, snapshot.time
+            if snapshot.timeline is not None and snapshot.time >= self._planned_at:
+                self.timeline = snapshot.timeline
 
     # ---- state
 
@@ -418,7 +428,7 @@ class RunView:
         self.devices = record["devices"]
         self.began = self.began or record["time"]
         self.taken_up = record["time"]
-        self._first_step, self._latest = self._reported, None
+        self._first_step, self._latest, self.step_ended = self._reported, None, None
         self.process = None
         self._failed = self._ended = None
         self._told = "loading"
@@ -435,6 +445,8 @@ class RunView:
 
     def _on_estimated(self, record: Mapping[str, Any]) -> None:
         self.planned_bubble, self.floor_step = record["bubble"], record["floor_seconds"]
+        self.schedule, self._planned_at = record["schedule"], record["time"]
+        self.timeline = None  # of the plan before
 
     def _on_step(self, record: Mapping[str, Any]) -> None:
         self.steps.append(record)

@@ -59,6 +59,15 @@ class Slot:
         return f"{self.index}:{self.stage}@{self.device}r{self.round}m{first}-{last}"
 
 
+class Computation(NamedTuple):
+    """A device computes a slot, or a part of it, without a wait. Times are in seconds."""
+
+    iteration: int
+    slot: int  # its number within the iteration
+    start: float
+    end: float
+
+
 @dataclass(frozen=True)
 class Plan:
     """The plan of every iteration.

@@ -15,6 +15,7 @@ from rptrain.engine.distributed.launch import Launch
 from rptrain.planner.hardware import here
 from rptrain.planner.memory import with_saved
 from rptrain.planner.refusals import check_adapters
+from rptrain.planner.simulated_step import simulated_step
 from rptrain.runs import events
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.process import ProcessId
@@ -148,7 +149,7 @@ def record_plan(log: EventLog, job: Job) -> None:
     """Record the plan that is used from now on."""
     run, plan = job.plan, job.plan.plan
     log.write(events.Plan((str(plan), *plan.grid().splitlines())))
-    log.write(events.Estimated(run.estimate.period, run.estimate.bubble, run.floor_seconds))
+    log.write(events.Estimated(run.estimate.period, run.estimate.bubble, run.floor_seconds, simulated_step(run)))
 
 
 def _check_alike(job: Job, group: Group) -> None:

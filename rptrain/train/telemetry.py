@@ -1,5 +1,6 @@
 """A thread that records what the devices do in `lanes.jsonl`; `rptrain.runs.lanes` defines the records."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from rptrain.engine.trace import Span
 from rptrain.runs.events import Event, MemoryLow, Slots, SlotTime, TelemetryFailed
 from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, OptimizerState, Phase, Snapshot, StepNumbers
 from rptrain.runs.line_file import LineFile
+from rptrain.runs.timeline import StepTimeline, window
 from rptrain.runs.usage import progress_of
 from rptrain.schedule.plan import Slot
 from rptrain.utils.errors import RunDeleted, UserError, describe
@@ -25,6 +27,7 @@ from rptrain.utils.liveness import progressed
 from rptrain.utils.nvml import Driver, GpuStatus
 
 INTERVAL = 0.25  # seconds between two records
+TIMELINE = 5.0  # seconds between two records with the timeline of a step
 MINUTE = 60.0  # seconds between two Progress events
 MAX_BYTES = 8 << 20  # per file: a few hours of one GPU
 UNKNOWN = GpuStatus(None, None, None)
@@ -53,6 +56,8 @@ class Telemetry:
         self.phase: Phase = "loading"
         self.last: StepNumbers | None = None
         self._written_step = done
+        self._timeline: StepTimeline | None = None
+        self._with_timeline = -math.inf  # when the last record with a timeline was written
         self._minute: list[Snapshot] = []  # since the last Progress
         self._path, self._devices, self._emit, self._check = folder / FILE, devices, emit, check
         self._patience = patience
@@ -79,7 +84,7 @@ class Telemetry:
         """Record the state of an engine, opened after `done` steps, as long as the context lasts."""
         with self.doing("training"):
             with self._lock:
-                self._watched, self._before = (engine, done), ()
+                self._watched, self._before, self._timeline = (engine, done), (), None
             try:
                 yield
             finally:
@@ -149,13 +154,26 @@ class Telemetry:
                 lanes = tuple(self._lanes(activity, done))
                 optimizer = OptimizerState(activity.optimizer, activity.queue, activity.update_seconds)
                 self._before = activity.lanes
+            timeline = self._due_timeline(now)
         process, free = self._process.memory_info().rss, available_bytes()
         last = self.last
         if last is not None and last.step == self._written_step:
             last = None
         elif last is not None:
             self._written_step = last.step
-        return Snapshot(time.time(), round(seconds, 4), phase, process, free, lanes, optimizer, last)
+        return Snapshot(time.time(), round(seconds, 4), phase, process, free, lanes, optimizer, last, timeline)
+
+    def _due_timeline(self, now: float) -> StepTimeline | None:
+        """The timeline of the last step that nothing interrupted, if it is time to record one."""
+        if now - self._with_timeline < TIMELINE:
+            return None
+        last = self.last
+        if self._watched is not None and last is not None and last.seconds is not None:
+            engine, done = self._watched
+            self._timeline = window(engine.computations(), last.step - 1 - done, last.step) or self._timeline
+        if self._timeline is not None:
+            self._with_timeline = now
+        return self._timeline
 
     def _lanes(self, activity: Activity, done: int) -> Iterator[LaneRecord]:
         before = self._before or (None,) * len(activity.lanes)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import torch
 
 from rptrain.engine import recorder
 from rptrain.engine.worker import MICRO_BATCHES_AHEAD
+from rptrain.schedule.plan import Plan
 
 from .. import run_tools as tools
 from . import plain, runs
@@ -82,6 +84,32 @@ def test_a_device_that_computes():
     assert after.queue == 0 and after.update_seconds > 0
     assert after.lanes[0].busy["F"] >= second.lanes[0].busy["F"], "finished micro-batches count"
     assert all(min(lane.busy.values()) >= 0 and sum(lane.busy.values()) > 0 for lane in after.lanes)
+
+
+def test_the_computations_of_the_last_iterations():
+    """Of each micro-batch of each slot, in order; older ones are forgotten."""
+    count = recorder.KEPT + 3
+    with (
+        runs.make_store(CFG, torch.float32, asynchronous=True) as store,
+        runs.engine_of(store, TWO, tokens=32, asynchronous=True, watched=True) as engine,
+    ):
+        for batch in plain.make_batches(count):
+            engine.forward_backward(batch)
+            engine.step(1e-3)
+        engine.synchronize()
+        found = engine.computations()
+    plan = Plan.parse(TWO)
+    for device, lane in enumerate(found):
+        assert all(one.start <= one.end for one in lane)
+        assert all(one.end <= after.start for one, after in pairwise(lane))
+        slots = [
+            (iteration, slot.index)
+            for iteration in range(count - recorder.KEPT, count)
+            for slot in plan.slots(iteration)
+            if slot.device == device
+        ]
+        passes = Counter((one.iteration, one.slot) for one in lane)
+        assert sorted(passes) == slots and all(passes[slot] >= 4 for slot in slots)
 
 
 def test_devices_that_wait_for_the_optimizer():

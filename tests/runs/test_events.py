@@ -12,6 +12,7 @@ from rptrain.runs import events as metrics
 from rptrain.runs.event_log import EventLog, is_finished
 from rptrain.runs.events import SlotTime, read
 from rptrain.runs.records import known_fields
+from rptrain.runs.timeline import Block, Schedule, StepTimeline
 from rptrain.utils.errors import RunDeleted, UserError
 
 from .. import run_tools as tools
@@ -28,7 +29,13 @@ EVENTS = [
         time=1.5,
     ),
     metrics.Plan(("F1 0-1", "FB 2"), time=2.0),
-    metrics.Estimated(0.5, 0.25, 0.375, time=2.5),
+    metrics.Estimated(
+        0.5,
+        0.25,
+        0.375,
+        Schedule(("F0-1", "FB2-2", "B0-1"), 2, 3, StepTimeline(4, 0.5, (0.75, 0.5), ((Block(0, 0.0, 0.25),), ()))),
+        time=2.5,
+    ),
     metrics.Step(1, 4.5, 1e-3, 0.75, 1024, 300, 12_345.6, time=3.0),
     metrics.Step(2, None, 1e-3, None, 1024, 300, 12_345.6, skipped=True, time=4.0),
     metrics.Progress(
@@ -85,7 +92,7 @@ def test_the_fields_of_schema_1():
         "run_started": ["config_hash", "version", "devices", "model", "parameters"],
         "process_started": ["pid", "host", "birth", "total_steps", "staleness", "memory", "processes"],
         "plan": ["lines"],
-        "estimated": ["step_seconds", "bubble", "floor_seconds"],
+        "estimated": ["step_seconds", "bubble", "floor_seconds", "schedule"],
         "step": [
             "step",
             "loss",

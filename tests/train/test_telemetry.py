@@ -18,8 +18,9 @@ from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import Progress
 from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, Snapshot, StepNumbers
 from rptrain.runs.run_dir import RunDir
+from rptrain.runs.timeline import Block, StepTimeline
 from rptrain.runs.view import RECENT, RunView
-from rptrain.schedule.plan import Plan
+from rptrain.schedule.plan import Computation, Plan
 from rptrain.train import telemetry, trainer, validation
 from rptrain.train.save import Saver
 from rptrain.train.telemetry import Telemetry
@@ -37,6 +38,9 @@ class FakeEngine:
 
     def activity(self) -> Activity:
         return self._activities.pop(0) if len(self._activities) > 1 else self._activities[0]
+
+    def computations(self) -> tuple[list[Computation], ...]:
+        return ([Computation(0, 0, 5.0, 6.0), Computation(1, 0, 6.0, 8.0)],)
 
 
 def check() -> None:
@@ -98,6 +102,34 @@ def test_the_numbers_of_each_step_are_recorded_once(tmp_path, quick):
             tools.wait_for(lambda before=before: len(written(tmp_path)) > before)
     found = [shot.last for shot in snapshots(tmp_path) if shot.last is not None]
     assert found == [StepNumbers(step, None, 1e-3, None, 200.0, 0.5) for step in (1, 2)]
+
+
+def test_the_timeline_of_a_step(tmp_path, quick, monkeypatch):
+    """It is recorded again and again, later phases included, until there is another one or another engine."""
+    monkeypatch.setattr(telemetry, "TIMELINE", 0.02)
+    engine = FakeEngine(activity(1.0, 1, None))
+
+    def timelines() -> list[int | None]:
+        return [None if shot.timeline is None else shot.timeline.step for shot in written(tmp_path)]
+
+    with Telemetry(tmp_path, ("cpu:0",), print, check) as kept:
+        with kept.watching(engine, 10):  # type: ignore[arg-type]
+            kept.last = StepNumbers.of(12, 2.0, 1e-3, 1.0, 100, None)  # a save has interrupted it
+            before = len(written(tmp_path))
+            tools.wait_for(lambda: len(written(tmp_path)) > before + 9)
+            assert set(timelines()) == {None}
+            kept.last = StepNumbers.of(12, 2.0, 1e-3, 1.0, 100, 2.0)
+            tools.wait_for(lambda: timelines().count(12) > 1)
+        with kept.doing("exporting"):
+            begun = timelines().count(12)
+            tools.wait_for(lambda: timelines().count(12) > begun + 2)
+        with kept.watching(engine, 12):  # type: ignore[arg-type]
+            tools.wait_for(lambda: written(tmp_path)[-1].lanes)
+            before = len(written(tmp_path))
+            tools.wait_for(lambda: len(written(tmp_path)) > before + 9)
+    (found,) = {shot.timeline for shot in snapshots(tmp_path) if shot.timeline is not None}
+    assert found == StepTimeline(1, 2.0, (1.0,), ((Block(0, 0.0, 2.0),),), 12)
+    assert set(timelines()[before:]) == {None}
 
 
 def test_every_minute_is_summed_up(tmp_path, quick, monkeypatch):

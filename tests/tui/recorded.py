@@ -4,12 +4,14 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from rptrain.runs.lanes import LaneRecord, OptimizerState, Snapshot
 from rptrain.runs.process import ProcessId
+from rptrain.runs.timeline import Block, Schedule, StepTimeline
 
 BEGAN = 1_700_000_000.0
 GIB = 1 << 30
@@ -101,7 +103,10 @@ def _records(
         "memory": memory,
     }
     yield {"event": "plan", "time": began + 2, "lines": ["F0-7 FB8-28 B0-7", "cuda:0 …"]}
-    yield {"event": "estimated", "time": began + 3, "step_seconds": 1.9, "bubble": 0.021, "floor_seconds": 1.8}
+    stages, count = ("F0-7", "FB8-28", "B0-7"), len(names)
+    schedule = Schedule(stages, count, len(stages), timeline(count, 4, 0.0))
+    estimated = {"step_seconds": 1.9, "bubble": 0.021, "floor_seconds": 1.8, "schedule": asdict(schedule)}
+    yield {"event": "estimated", "time": began + 3, **estimated}
     random = Random(began)
     slow = random.uniform(60, 200)
     for step in range(1, steps + 1):
@@ -158,9 +163,24 @@ def snapshot(names: tuple[str, ...], time: float, index: int) -> Snapshot:
                 61 + number,
             )
         )
-    return Snapshot(
-        time, 0.25, "training", 118 * GIB, 74 * GIB, tuple(lanes), OptimizerState("updates layers.17", 1, 1.41)
-    )
+    optimizer = OptimizerState("updates layers.17", 1, 1.41)
+    step = timeline(len(names), 399, 0.05) if index % 20 == 0 else None
+    return Snapshot(time, 0.25, "training", 118 * GIB, 74 * GIB, tuple(lanes), optimizer, timeline=step)
+
+
+def timeline(devices: int, iteration: int, wait: float) -> StepTimeline:
+    """A step of three slots that go round; each is longer by the seconds that its device waits before it."""
+    slots = ((0, 0.3), (1, 1.0), (2, 0.5))
+    lanes = []
+    for device in range(devices):
+        at, lane = 0.0, []
+        for turn in range(len(slots)):
+            slot, seconds = slots[(device + 3 * iteration + turn) % len(slots)]
+            lane.append(Block(slot, round(at + wait, 3), round(at + wait + seconds, 3)))
+            at += wait + seconds
+        lanes.append(tuple(lane))
+    seconds = 1.85 + 3 * wait
+    return StepTimeline(iteration, seconds, (round(1.8 / seconds, 4),) * devices, tuple(lanes), iteration + 1)
 
 
 def touch(run: Path, seconds: float) -> None:

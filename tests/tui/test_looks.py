@@ -19,7 +19,7 @@ from .test_chat_session import DOUBLE
 pytestmark = pytest.mark.long
 
 SIZES = ((80, 24), (120, 36), (200, 50))
-SCREENS = ("new", "unfit", "run", "several", "ended", "runs", "chat", "doctor", "help", "picker")
+SCREENS = ("new", "unfit", "run", "schedule", "several", "ended", "runs", "chat", "doctor", "help", "picker")
 CONTRAST = 3.0  # at least, of text that is read, by WCAG 2
 BEHIND = 1.6  # of the dimmed screen behind a dialog
 
@@ -47,12 +47,15 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
         await until(pilot, lambda: "Two and two?" in screen_text(app))
     if screen == "unfit":
         await until(pilot, lambda: "alt+1 train.micro_batch_size = 1" in screen_text(app))
-    elif screen in ("run", "several", "ended"):
+    elif screen in ("run", "schedule", "several", "ended"):
         await pilot.press("f3")
         await until(pilot, lambda: "training" in screen_text(app))
         await pilot.press(*(["down"] if screen == "ended" else []), "enter")
         word = "fell off" if screen == "ended" else "step 400"
         await until(pilot, lambda: word in screen_text(app))
+        if screen == "schedule":
+            await pilot.press("t")
+            await until(pilot, lambda: "planned" in screen_text(app))
     elif screen == "runs":
         await pilot.press("f3")
         await until(pilot, lambda: "training" in screen_text(app))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from textual import work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -32,6 +32,7 @@ from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.lanes import Lanes, Shown
 from rptrain.tui.widgets.log_panel import LogPanel
 from rptrain.tui.widgets.run_head import RunHead
+from rptrain.tui.widgets.schedule_panel import Part, SchedulePanel
 from rptrain.tui.widgets.sizes import TALL
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
@@ -51,6 +52,7 @@ EMPTY = {
     "evaluating": "the model is being evaluated",
     "exporting": "the model is being written",
 }
+SCHEDULE = "-schedule"  # the class of the screen while it shows the schedule of a step
 STARTING = {True: "the trainer is starting", False: "training failed to start: see below"}
 
 
@@ -69,6 +71,7 @@ class RunScreen(Screen[None]):
         Binding("c", "chat", "chat"),
         Binding("v", "replay", "replay"),
         Binding("n", "begin", "new from it", show=False),
+        Binding("t", "schedule", "schedule", show=False),
         Binding("l", "curve", "curves", show=False),
         Binding("m", "smooth", "smooth", show=False),
         Binding("slash", "search", "search", show=False),
@@ -95,6 +98,7 @@ class RunScreen(Screen[None]):
         ("c", "talk to the trained model"),
         ("v", "replay from the beginning, or leave the replay"),
         ("+ -", "the replay's speed"),
+        ("t", "the schedule of a step: planned and as measured"),
         ("l", "one curve large, the next, all; some are over time"),
         ("m", "smooth the curves, or not"),
         ("left right", "on a large curve: its values at a cursor; with shift faster"),
@@ -121,6 +125,8 @@ class RunScreen(Screen[None]):
         yield Banner()
         with VerticalScroll(id="devices"):
             yield Lanes()
+        with VerticalScroll(id="schedule"):
+            yield SchedulePanel()
         yield Curves()
         yield LogPanel(id="log")
         yield KeyBar()
@@ -225,6 +231,8 @@ class RunScreen(Screen[None]):
         lanes.shown = Shown.of(view, STRIP, state, self._at_rest)
         lines = lanes.shown.height(detailed=True)
         lanes.detailed = self.size.height >= max(TALL, AROUND + lines, 4 + 2 * lines)
+        if self.has_class(SCHEDULE):
+            self.query_one(SchedulePanel).parts = Part.all_of(view)
         self.query_one(Curves).show(view)
         panel = self.query_one(LogPanel)
         panel.show_log(view.whole_log)
@@ -359,7 +367,20 @@ class RunScreen(Screen[None]):
             self._replay.faster(by)
             self._show()
 
+    @on(Lanes.Clicked)
+    @on(SchedulePanel.Clicked)
+    def action_schedule(self) -> None:
+        """Shows the schedule of a step in place of devices and curves, or these again."""
+        self.toggle_class(SCHEDULE)
+        self._show()
+        self.query_one("#schedule" if self.has_class(SCHEDULE) else "#log-body").focus()
+
+    def _leave_schedule(self) -> None:
+        if self.has_class(SCHEDULE):
+            self.action_schedule()
+
     def action_curve(self) -> None:
+        self._leave_schedule()
         self.query_one(Curves).turn()
 
     def action_smooth(self) -> None:
@@ -384,6 +405,7 @@ class RunScreen(Screen[None]):
         self.query_one(LogPanel).turn()
 
     def action_search(self) -> None:
+        self._leave_schedule()
         self.query_one(LogPanel).search()
 
     def action_scroll(self, lines: int) -> None:
@@ -395,7 +417,9 @@ class RunScreen(Screen[None]):
     def action_back(self) -> None:
         if self.query_one(LogPanel).end_search():
             return
-        if self._replay is not None:
+        if self.has_class(SCHEDULE):
+            self.action_schedule()
+        elif self._replay is not None:
             self.action_replay()
         elif (error := self._start_error) is not None and self._launched is not None and self._launched.fresh:
             self.post_message(Correct(self._to_correct(error)))

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from textual.content import Content
+from textual.events import Click
 from textual.geometry import Size
+from textual.message import Message
 from textual.reactive import reactive
 
 from rptrain.runs.lanes import LaneRecord, Snapshot
@@ -22,6 +24,7 @@ IDLE = ("·", "$muted")
 LEAST = 0.1  # a record with a smaller fraction of computation is shown as waiting
 NAME = 8  # characters of a device's name
 NOW = 24  # characters of the state
+HINT = "t schedule"
 WIDE_NOW = 60  # of the state on a wide screen
 
 
@@ -74,6 +77,9 @@ class Shown:
 class Lanes(LineWidget):
     """One line per device, or two on a tall screen. The strip has a character per record and scrolls to the left."""
 
+    class Clicked(Message):
+        """A click anywhere on the lanes."""
+
     shown: reactive[Shown | None] = reactive(None, repaint=False)
     empty: reactive[str] = reactive("")  # text without a run
     detailed: reactive[bool] = reactive(False, layout=True)
@@ -88,6 +94,10 @@ class Lanes(LineWidget):
 
     def watch_detailed(self) -> None:
         self.redraw()
+
+    def on_click(self, event: Click) -> None:
+        event.stop()
+        self.post_message(self.Clicked())
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return 1 + (1 if self.shown is None else self.shown.height(self.detailed))
@@ -118,7 +128,9 @@ class Lanes(LineWidget):
         marks = [
             part for name, (mark, style) in KINDS.items() for part in ((f"   {mark}", style), (f" {name}", "$muted"))
         ]
-        return Content.assemble((title, "bold"), *marks, (f"   {IDLE[0]} waiting", "$muted"))
+        legend = Content.assemble((title, "bold"), *marks, (f"   {IDLE[0]} waiting", "$muted"))
+        gap = self.size.width - legend.cell_length - len(HINT)
+        return Content.assemble(legend, " " * gap, (HINT, "$muted")) if gap > 1 else legend
 
     def _lane(self, index: int, lane: LaneView, recent: Sequence[Snapshot]) -> Content:
         share = format_percent(lane.busy_share)

@@ -1,0 +1,34 @@
+"""The simulated step of a plan, as the records of a run keep it."""
+
+from dataclasses import replace
+
+from rptrain.planner.choose import RunPlan
+from rptrain.runs.timeline import Schedule, window
+from rptrain.schedule.dispatch import dispatch
+from rptrain.schedule.plan import Computation
+from rptrain.schedule.simulate import COMPUTATION, simulate
+
+CHUNK = 256 << 20  # bytes of a copy: smaller ones take longer to simulate
+SHOWN = 4  # the iteration that is shown: the first ones fill the pipeline
+
+
+def simulated_step(run: RunPlan) -> Schedule:
+    """A step of the plan in the steady state. Takes up to a second for large plans."""
+    plan, setting = run.plan, run.setting
+    links = setting.links and replace(setting.links, chunk=CHUNK)
+    timeline = simulate(dispatch(plan, run.costs, links=links, lag=setting.lag, iterations=SHOWN + 2))
+    slots = {
+        (iteration, slot.round, slot.stage.kind, slot.stage.layers): slot.index
+        for iteration in range(SHOWN + 2)
+        for slot in plan.slots(iteration)
+    }
+    devices: list[list[Computation]] = [[] for _ in range(plan.devices)]
+    for task, start, end in zip(timeline.program.tasks, timeline.starts, timeline.ends, strict=True):
+        if task.kind in COMPUTATION:
+            slot = slots[task.iteration, task.round, task.kind, task.layers]
+            devices[task.device].append(Computation(task.iteration, slot, start, end))
+    step = window(devices, SHOWN)
+    assert step is not None
+    alone = plan.devices < plan.replicas  # each device computes whole rounds
+    shift = plan.rounds if alone else plan.turns * len(plan.stages)
+    return Schedule(tuple(map(str, plan.stages)), plan.devices if alone else plan.width, shift, step)

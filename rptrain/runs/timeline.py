@@ -1,0 +1,122 @@
+"""When each device computes which slot of a step: as measured, and as planned.
+
+Devices work on two steps at a time in async, so a timeline shows not the computation of one step but a window that is
+as long as a step: from the end of the step before to the end of the step.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from rptrain.runs.records import Float, Int
+from rptrain.schedule.plan import Computation
+
+PAIRED = 2.0  # ratio of the durations of two steps from which they end in pairs
+FINEST = 200  # shorter gaps than this fraction of a window are not recorded
+
+
+class Block(NamedTuple):
+    """A device computes a slot, or a part of it. `slot`: its number within its step."""
+
+    slot: Int
+    start: Float  # seconds from the start of the window
+    end: Float
+
+
+@dataclass(frozen=True)
+class StepTimeline:
+    """What each device computes in a window of `seconds`, in order of time, and the share of it in which it does.
+
+    The window is a step, or two steps that end in a pair.
+    """
+
+    iteration: Int  # that ends with the window, counted from 0 since the engine was opened
+    seconds: Annotated[Float, Field(gt=0)]
+    busy: tuple[Float, ...]  # by device
+    devices: tuple[tuple[Block, ...], ...]
+    step: Int | None = None  # that ends with the window, counted from 1; None in a plan
+    steps: Annotated[Int, Field(ge=1)] = 1  # that the window has
+
+    @property
+    def seconds_per_step(self) -> float:
+        return self.seconds / self.steps
+
+    @property
+    def busy_share(self) -> float:
+        """The average of all devices."""
+        return sum(self.busy) / max(len(self.busy), 1)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The simulated step of a plan. `stages`: such as "F0-3", in dispatch order; slot s has stage s mod their number.
+
+    The slots of iteration n run `n * shift` devices further than those of iteration 0, in groups of `width` devices.
+    """
+
+    stages: tuple[str, ...]
+    width: Int
+    shift: Int
+    step: StepTimeline
+
+    def at(self, iteration: int) -> StepTimeline:
+        """The planned step with the devices of another iteration."""
+        step, width = self.step, self.width
+        moved = (iteration - step.iteration) * self.shift
+        if width < 1 or len(step.devices) % width:  # another program wrote it
+            return step
+        order = [at - at % width + (at - moved) % width for at in range(len(step.devices))]
+        busy = tuple(step.busy[device] for device in order) if len(step.busy) == len(order) else step.busy
+        return replace(step, iteration=iteration, busy=busy, devices=tuple(step.devices[device] for device in order))
+
+
+def window(devices: Sequence[Iterable[Computation]], iteration: int, step: int | None = None) -> StepTimeline | None:
+    """The window of an iteration, of which all computations are given, as are those of its neighbors that overlap it.
+
+    Two iterations share a window if they end in pairs, as some plans have it in async. Without an iteration before it,
+    the window begins with its first computation. None if the iteration has no computations.
+    """
+    known = [[*lane] for lane in devices]
+    ends: dict[int, float] = {}
+    for one in (one for lane in known for one in lane):
+        ends[one.iteration] = max(one.end, ends.get(one.iteration, one.end))
+    if iteration not in ends:
+        return None
+    end, steps = ends[iteration], 1
+    if iteration - 1 not in ends:
+        start = min(one.start for lane in known for one in lane if one.iteration == iteration)
+    elif iteration - 2 in ends and not _alike(end - ends[iteration - 1], ends[iteration - 1] - ends[iteration - 2]):
+        start, steps = ends[iteration - 2], 2
+    else:
+        start = ends[iteration - 1]
+    seconds = end - start
+    if seconds <= 0:
+        return None
+    inside = [[_cut(one, start, end) for one in lane if one.end > start and one.start < end] for lane in known]
+    busy = tuple(round(min(sum(one.end - one.start for one in lane) / seconds, 1.0), 4) for lane in inside)
+    blocks = tuple(_blocks(seconds / FINEST, lane) for lane in inside)
+    return StepTimeline(iteration, round(seconds, 6), busy, blocks, step, steps)
+
+
+def _alike(one: float, other: float) -> bool:
+    """Whether the durations of two steps differ by less than a factor of PAIRED."""
+    return max(one, other) < PAIRED * min(one, other)
+
+
+def _cut(one: Computation, start: float, end: float) -> Computation:
+    """The part of a computation in a window, with times from the window's start."""
+    return one._replace(start=max(one.start, start) - start, end=min(one.end, end) - start)
+
+
+def _blocks(gap: float, lane: Sequence[Computation]) -> tuple[Block, ...]:
+    """The computations of a device in order; those of a slot are joined unless a longer time than `gap` is between."""
+    joined: list[Computation] = []
+    for one in sorted(lane, key=lambda one: one.start):
+        last = joined[-1] if joined else None
+        if last is not None and last[:2] == one[:2] and one.start - last.end < gap:
+            joined[-1] = last._replace(end=max(one.end, last.end))
+        else:
+            joined.append(one)
+    return tuple(Block(one.slot, round(one.start, 6), round(one.end, 6)) for one in joined)
