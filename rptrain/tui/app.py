@@ -1,6 +1,7 @@
 """The application: its screens, themes and keys."""
 
 import asyncio
+import gc
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from rptrain.utils.paths import expanded
 from rptrain.utils.text import as_message, one_line
 
 CONFIG = Path("rptrain.toml")
+COLLECT_AFTER = 60.0  # seconds between two collections of garbage, which delay a key by up to 0.1 s
 LOOK_AFTER = 2.0  # seconds between two checks of processes started here
 
 
@@ -65,6 +67,7 @@ class RptrainApp(App[None]):
 
     async def on_mount(self) -> None:
         self.set_interval(LOOK_AFTER, self._look_after)
+        self.set_interval(COLLECT_AFTER, self._collect)
         for name, make in (("new", NewRun), ("runs", Runs), ("doctor", Doctor)):
             self.add_mode(name, partial(make, self._shared))
         if self._first_run is None:
@@ -93,6 +96,9 @@ class RptrainApp(App[None]):
     def _look_after(self) -> None:
         for launched in self._shared.look_after():
             self.post_message(RunEnded(launched.path, launched.process.returncode, launched.began))
+
+    def _collect(self) -> None:
+        gc.collect()
 
     @work
     async def on_run_ended(self, message: RunEnded) -> None:

@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+from rptrain.utils.collecting import seldom_collected, uncollected
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import is_terminal
 
@@ -21,15 +22,18 @@ def open_interface(attach: Path | None = None, config: Path | None = None) -> No
         raise UserError(
             f"the interface needs a terminal that moves its cursor; TERM does not name one. {_instead(attach)}"
         )
-    from rptrain.tui.app import make_app
+    with uncollected():
+        from rptrain.tui.app import make_app
 
-    if config is not None:
-        make_app(config=config).run()
-    elif attach is None:
-        make_app().run()
-    else:
-        attach = attach if attach.name else attach.resolve()
-        make_app(attach=attach, runs_folder=attach.parent).run()
+        if config is not None:
+            app = make_app(config=config)
+        elif attach is None:
+            app = make_app()
+        else:
+            attach = attach if attach.name else attach.resolve()
+            app = make_app(attach=attach, runs_folder=attach.parent)
+    with seldom_collected():
+        app.run()
 
 
 def _instead(attach: Path | None) -> str:

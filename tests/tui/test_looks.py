@@ -101,7 +101,7 @@ async def test_sizes_and_colors(make: Made, helper: Scripted, snapshot: Any, scr
         for width, height in (*reversed(SIZES), *SIZES[1:]):
             await pilot.resize_terminal(width, height)
             text = await settled(pilot)
-            lines = text.splitlines()
+            lines = text.split("\n")
             assert len(lines) == height and max(map(len, lines)) <= width
             assert snapshot(name=f"{screen} {width}x{height}") == text
         for look in ("light", "dark"):
