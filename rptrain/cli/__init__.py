@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import nullcontext
 from io import TextIOWrapper
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from rptrain.cli.bench import bench
 from rptrain.cli.chat import chat
 from rptrain.cli.doctor import doctor
+from rptrain.cli.exits import ending_at_once
 from rptrain.cli.models import export, generate
 from rptrain.cli.open import open_file
 from rptrain.cli.plan import plan
@@ -55,10 +57,11 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     assert logging.lastResort is not None  # shows warnings on stderr, also above the bar of progress
     logging.lastResort.setFormatter(MessageFormatter())
-    try:
-        app(given)
-    finally:
-        PROCESS.close()
+    with ending_at_once() if given[:1] == ["plan"] else nullcontext():
+        try:
+            app(given)
+        finally:
+            PROCESS.close()
 
 
 def arguments(given: list[str]) -> list[str]:

@@ -1,8 +1,9 @@
 """Exit codes, and the messages that come with them."""
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import typer
 
@@ -33,3 +34,19 @@ def exit_codes() -> Iterator[None]:
         PROCESS.close()
         print("interrupted", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """End the process with the exit code of the block, without what the interpreter does at its end: with PyTorch,
+    searches for cycles take 0.3 s there. For a block that leaves nothing behind but its output.
+    """
+    try:
+        yield
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            with suppress(OSError):  # the reader closed the pipe: the interpreter ends as usual
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(end.code)
+        raise

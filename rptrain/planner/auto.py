@@ -9,7 +9,7 @@ from rptrain.config.resolve import Resolved
 from rptrain.config.schema import AUTOMATIC, Config
 from rptrain.engine.meter import Measured
 from rptrain.models.spec import ModelShape
-from rptrain.planner.choose import RunPlan
+from rptrain.planner.choose import RunPlan, Workload, least_period
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.memory import least_memory, plan_run
 from rptrain.utils.errors import UserError
@@ -45,6 +45,11 @@ def resolve_auto(
         memory.check()
         return run
 
+    def least(choice: Config) -> float:
+        used = hardware.used(choice)
+        workload = Workload.of(choice, used.machine.card, used.share(choice))
+        return least_period(spec, used.machine, workload, device_limit=used.room, measured=times(choice))
+
     def missing(choice: Config) -> tuple[int, int]:
         memory = least_memory(choice, spec, hardware)
         return max((gpu.missing for gpu in memory.gpus), default=0), memory.host.missing
@@ -52,18 +57,25 @@ def resolve_auto(
     if not is_automatic(config):
         return config
     try:
-        return search_auto(config, hardware.devices, plan, hardware.process[1])
+        return search_auto(config, hardware.devices, plan, hardware.process[1], least)
     except UserError:
         choices = _choices(config, hardware.devices, hardware.process[1])
         return min(filter(hardware.divisible, choices), key=missing, default=choices[0])
 
 
-def search_auto(config: Config, devices: int, plan: Callable[[Config], RunPlan], processes: int = 1) -> Config:
+def search_auto(
+    config: Config,
+    devices: int,
+    plan: Callable[[Config], RunPlan],
+    processes: int = 1,
+    least: Callable[[Config], float] = lambda choice: 0.0,
+) -> Config:
     """The config with the numbers whose plan has the shortest step, in place of "auto".
 
     `devices` are those of each of the `processes`, and each of them has a group of devices at least.
 
-    `plan` makes the plan of a config with numbers, and raises UserError if it does not fit. Among about equally fast
+    `plan` makes the plan of a config with numbers, and raises UserError if it does not fit; `least` is a lower bound of
+    its period, and choices that it rules out are not planned. Among about equally fast
     choices the first wins: few groups of devices (with LoRA, whose gradients are small, many), few rounds, and large
     micro-batches, one more of them than devices, so that handing over between devices costs nothing. If nothing fits,
     the UserError of the smallest choice is raised.
@@ -74,6 +86,8 @@ def search_auto(config: Config, devices: int, plan: Callable[[Config], RunPlan],
         if best is not None and choice.train.micro_batches > MICRO_BATCHES:
             break
         try:
+            if best is not None and least(choice) >= best[0]:
+                continue
             period = plan(choice).estimate.period
         except UserError as error:
             refusals[choice.train.sequences] = error

@@ -1,5 +1,6 @@
 """Choice of a run's plan: the partition with the shortest step that fits in memory."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -314,6 +315,28 @@ def make_plan(
         costs,
         setting,
     )
+
+
+def least_period(
+    spec: ModelShape, machine: Machine, workload: Workload, *, device_limit: int | None, measured: Measured | None
+) -> float:
+    """A lower bound, in seconds, of the steps of all plans: the devices only compute, and the fused stage is as long as
+    fits on one of them, which saves the forward passes of its layers.
+    """
+    costs, setting = layer_costs(spec, workload, machine, measured), _setting(spec, machine, workload, measured)
+    layers, fused = len(costs), len(costs)
+    if device_limit is not None:
+        shapes, largest = workload.shapes(machine.devices), largest_layer(spec, workload.dtype)
+        memories, room = StageMemories(spec, shapes), device_limit - LIBRARIES - rounded_bytes(spec, shapes)
+
+        def takes(count: int) -> int:
+            """Bytes that the last layers need as the fused stage of any plan."""
+            stage = Stage("FB", layers - count, layers)
+            return sum(memories.of(stage)) + largest + sum(ring_parts(spec, (stage,), shapes)[1:])
+
+        fused = bisect_right(range(1, layers + 1), room, key=takes)
+    busy = sum(cost.backward for cost in costs) + sum(cost.forward for cost in costs[: layers - fused])
+    return setting.micro_batches * busy / setting.devices
 
 
 def _setting(spec: ModelShape, machine: Machine, workload: Workload, measured: Measured | None) -> Setting:

@@ -50,6 +50,15 @@ def test_the_quickest_micro_batch_that_fits_is_taken(folder):
     assert {rows for rows, _ in asked} == {64, 32, 16, 8, 4, 2, 1}  # every divisor of the 64 rows of a step
 
 
+def test_choices_that_cannot_be_quicker_are_not_planned(folder):
+    config, asked = config_of(folder, "train.micro_batch_size=auto"), []
+    periods = {(16, 4): 3.0, (8, 8): 2.0, (4, 16): 2.5}
+    plan, least = planner(periods, asked), {16: 1.0, 8: 1.0, 4: 2.2}
+    best = search_auto(config, 2, plan, 1, lambda choice: least.get(choice.train.sequences, 1.9))
+    assert chosen(best) == (8, None)
+    assert {rows for rows, _ in asked} == {64, 32, 16, 8, 2, 1}
+
+
 def test_about_as_quick_is_not_worth_more_rounds_or_too_few_micro_batches(folder):
     config = config_of(folder, "train.micro_batch_size=auto", "engine.round_size=auto")
     everything = {(rows, 64 // rows // rounds): 1.0 for rows in (1, 2, 4, 8, 16, 32, 64) for rounds in (1, 2, 4)}

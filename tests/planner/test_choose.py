@@ -15,7 +15,7 @@ from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.fp8 import with_fp8
 from rptrain.models.half import with_half_sums
 from rptrain.models.weights.quantized import with_base
-from rptrain.planner.choose import LIBRARIES, Workload, layer_costs, layer_work, make_plan
+from rptrain.planner.choose import LIBRARIES, Workload, layer_costs, layer_work, least_period, make_plan
 from rptrain.schedule.costs import Work
 from rptrain.schedule.lower import outputs
 from rptrain.schedule.machine import CARDS, MATMUL, TRAFFIC, Machine, MeasuredRates, Rates
@@ -50,6 +50,20 @@ def test_every_limit_from_the_least_on_has_a_plan(preset):
         assert plan.device.total <= least + limit * GIB - LIBRARIES
         periods.append(plan.estimate.period)
     assert all(later <= earlier * 1.001 for earlier, later in pairwise(periods))
+
+
+@pytest.mark.parametrize("preset", ["qwen3-1.7b", "gpt-oss-20b"])
+@pytest.mark.parametrize("devices", [1, 4])
+def test_no_step_is_shorter_than_the_least_period(preset, devices):
+    """It is close to the steps of plans where transfers hide, also if little memory allows a short fused stage only."""
+    spec, machine = spec_of(preset), Machine(CARDS["rtx4090"], devices)
+    workload = Workload(4, 2048, 16, 16, torch.bfloat16, True)
+    times = [cost.backward for cost in layer_costs(spec, workload, machine, None)]
+    for limit in (13, 14, 16, 40):
+        plan = make_plan(spec, machine, workload, device_limit=limit * GIB)
+        least = least_period(spec, machine, workload, device_limit=limit * GIB, measured=None)
+        assert 16 * sum(times) / devices <= least <= plan.estimate.period * 1.000_001
+        assert devices > 1 or plan.estimate.period < 1.02 * least
 
 
 def test_a_deep_model_does_not_fall_to_a_layer_a_stage():

@@ -643,9 +643,8 @@ def test_the_times_of_a_run_that_would_go_on_are_taken(tmp_path):
 LOADED = """
 import sys
 from rptrain import cli
-sys.argv = ["rptrain", "plan", "--config", "c.toml", *sys.argv[1:]]
 try:
-    cli.main()
+    cli.app(["plan", "--config", "c.toml", *sys.argv[1:]])
 finally:
     print([name for name in ("transformers", "tokenizers", "safetensors", "torch._inductor") if name in sys.modules])
 """
