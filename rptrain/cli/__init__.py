@@ -14,15 +14,12 @@ from rptrain.cli.exits import ending_at_once
 from rptrain.cli.models import export, generate
 from rptrain.cli.open import open_file
 from rptrain.cli.plan import plan
-from rptrain.cli.root import Commands, root
+from rptrain.cli.root import OPEN, Commands, arguments, root
 from rptrain.cli.runs import attach, runs
 from rptrain.cli.train import train
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.native_watchdog import NativeWatchdog
-from rptrain.utils.text import as_message, is_terminal
-
-OPEN = "open"
-_GLOBAL_OPTIONS = ("--help", "--version", "--keys")
+from rptrain.utils.text import as_message
 
 
 class MessageFormatter(logging.Formatter):
@@ -38,7 +35,6 @@ app = typer.Typer(
     "rptrain, with nothing after it, opens the interface. rptrain FILE.toml opens it on that config file; without a "
     "terminal, it trains as the file says.\n\n"
     "rptrain --config FILE [key=value …] trains as the file says; it is short for rptrain train.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -62,17 +58,3 @@ def main() -> None:
             app(given)
         finally:
             PROCESS.close()
-
-
-def arguments(given: list[str]) -> list[str]:
-    """The arguments, with the command `train` added if no command is named.
-
-    A config file alone is opened in the interface if there is a terminal.
-    """
-    first = given[0] if given else ""
-    if first.endswith(".toml") and "=" not in first and not first.startswith("-"):
-        alone = len(given) == 1 and is_terminal(sys.stdin) and is_terminal(sys.stdout)
-        return [OPEN, first] if alone else ["train", "--config", *given]
-    if (first.startswith("-") and first not in _GLOBAL_OPTIONS) or "=" in first:
-        return ["train", *given]
-    return given

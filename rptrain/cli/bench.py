@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rptrain.cli.complete import config_keys, nothing
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, Force, keep_allocator_tidy
 from rptrain.runs.signals import PROCESS
@@ -16,7 +17,10 @@ from rptrain.runs.signals import PROCESS
 def bench(
     config: ConfigFile,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Override a key, e.g. engine.devices=cuda:0.")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="Override a key, e.g. engine.devices=cuda:0.", autocompletion=config_keys
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to measure.")] = 4,
     warmup: Annotated[
@@ -25,7 +29,9 @@ def bench(
     ] = None,
     floor: Annotated[bool, typer.Option("--floor", help="Also time the arithmetic alone, and compare.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of progress.")] = False,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the steps for chrome://tracing.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the steps for chrome://tracing.", autocompletion=nothing)
+    ] = None,
     force: Force = False,
 ) -> None:
     """Measure how fast a config trains on this machine, and where the time goes.

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from rptrain.cli.complete import run_names
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import Placement, existing
 from rptrain.inference.settings import MAX_NEW_TOKENS, AnswerSettings
@@ -12,7 +13,7 @@ from rptrain.utils.errors import UserError
 
 
 def chat(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT|DIR")],
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT|DIR", autocompletion=run_names)],
     system: Annotated[str, typer.Option(help="The system prompt.")] = "",
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens that add up to this.")] = 0.95,

@@ -1,14 +1,14 @@
 """`rptrain doctor`."""
 
 import json
-from pathlib import Path
 
+from rptrain.cli.complete import RUNS
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import JsonArray, RunsFolder
 
 
 def doctor(
-    folder: RunsFolder = Path("runs"),
+    folder: RunsFolder = RUNS,
     as_json: JsonArray = False,
 ) -> None:
     """Check this machine: GPUs, their links and rates, memory, compiler and disk.

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from rptrain.checkpoint.export_progress import is_export, loading_code, record
+from rptrain.cli.complete import nothing, run_names
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import JsonArray, Placement, existing
 from rptrain.runs.signals import PROCESS
@@ -18,8 +19,10 @@ from rptrain.utils.text import is_terminal, printable
 
 
 def export(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT")],
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to; created if missing.")],
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", autocompletion=run_names)],
+    to: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder to write to; created if missing.", autocompletion=nothing)
+    ],
     dtype: Annotated[str | None, typer.Option(help="Data type of the weights; by default the run's.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the adapters into the model's weights.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing folder, unless it is an input.")] = False,
@@ -52,7 +55,7 @@ def export(
 
 
 def generate(
-    source: Annotated[Path, typer.Argument(metavar="RUN|DIR")],
+    source: Annotated[Path, typer.Argument(metavar="RUN|DIR", autocompletion=run_names)],
     prompt: Annotated[list[str], typer.Option(help="The prompt; may be given several times.")],
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.0,

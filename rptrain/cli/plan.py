@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rptrain.cli.complete import config_keys, nothing
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, Force
 from rptrain.utils.collecting import uncollected
@@ -17,11 +18,18 @@ if TYPE_CHECKING:
 def plan(
     config: ConfigFile,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Override a key, e.g. train.micro_batch_size=2.")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="Override a key, e.g. train.micro_batch_size=2.", autocompletion=config_keys
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a simulated step.")] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the step for chrome://tracing.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw a simulated step.", autocompletion=nothing)
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the step for chrome://tracing.", autocompletion=nothing)
+    ] = None,
     force: Force = False,
     gpus: Annotated[int | None, typer.Option(help="Plan for N hypothetical GPUs.")] = None,
     card: Annotated[str | None, typer.Option(help="GPU model; rtx4090 by default.")] = None,
@@ -44,7 +52,11 @@ def plan(
     ] = None,
     timings: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Use the measured times of a run, e.g. runs/NAME, in place of estimates."),
+        typer.Option(
+            metavar="RUN",
+            help="Use the measured times of a run, e.g. runs/NAME, in place of estimates.",
+            autocompletion=nothing,
+        ),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Compare with other pipeline schedules.")] = False,
     show_data: Annotated[

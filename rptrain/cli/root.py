@@ -1,5 +1,6 @@
 """`rptrain` without a command, and messages about wrong arguments."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -9,7 +10,10 @@ from typer.core import TyperGroup
 
 from rptrain import __version__
 from rptrain.cli.exits import exit_codes
-from rptrain.utils.text import as_message
+from rptrain.utils.text import as_message, is_terminal
+
+OPEN = "open"
+_GLOBAL_OPTIONS = ("--help", "--version", "--keys", "--install-completion", "--show-completion")
 
 # Raised for wrong arguments; by which package depends on the version of typer, which exports a subclass only.
 UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
@@ -19,12 +23,33 @@ class Commands(TyperGroup):
     """The commands. What is wrong with arguments is shown as a message, because it quotes them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args = arguments(args) if ctx.resilient_parsing else args  # the shell completes what was typed
         with _usage_messages():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         with _usage_messages():
             return super().invoke(ctx)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """The commands and the options; and as `train` may be omitted, its config file too."""
+        train = self.get_command(ctx, "train")
+        more = [] if train is None else train.shell_complete(ctx, incomplete)
+        return [*super().shell_complete(ctx, incomplete), *(item for item in more if item.value == "--config")]
+
+
+def arguments(given: list[str]) -> list[str]:
+    """The arguments, with the command `train` added if no command is named.
+
+    A config file alone is opened in the interface if there is a terminal.
+    """
+    first = given[0] if given else ""
+    if first.endswith(".toml") and "=" not in first and not first.startswith("-"):
+        alone = len(given) == 1 and is_terminal(sys.stdin) and is_terminal(sys.stdout)
+        return [OPEN, first] if alone else ["train", "--config", *given]
+    if (first.startswith("-") and first not in _GLOBAL_OPTIONS) or "=" in first:
+        return ["train", *given]
+    return given
 
 
 @contextmanager

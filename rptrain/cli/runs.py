@@ -1,20 +1,25 @@
 """`rptrain runs` and `rptrain attach`."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rptrain.cli.complete import RUNS, run_names
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import JsonArray, RunsFolder
 
 
 def runs(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Names or paths of runs to compare; by default all.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Names or paths of runs to compare; by default all.",
+            autocompletion=run_names,
+        ),
     ] = None,
-    folder: RunsFolder = Path("runs"),
+    folder: RunsFolder = RUNS,
     as_json: JsonArray = False,
 ) -> None:
     """List past and present runs, or compare some: their results, and the settings that differ."""
@@ -40,9 +45,10 @@ def runs(
 
 def attach(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Name or path of a run; by default the newest.")
+        str | None,
+        typer.Argument(metavar="RUN", help="Name or path of a run; by default the newest.", autocompletion=run_names),
     ] = None,
-    folder: RunsFolder = Path("runs"),
+    folder: RunsFolder = RUNS,
 ) -> None:
     """Watch a run in the terminal interface, or replay a finished run. Leaving it does not stop the run."""
     with exit_codes():

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from rptrain.cli.complete import config_keys
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, keep_allocator_tidy
 from rptrain.runs.signals import PROCESS
@@ -13,7 +14,10 @@ from rptrain.runs.signals import PROCESS
 def train(
     config: ConfigFile,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Override a key, e.g. train.max_steps=20.")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="Override a key, e.g. train.max_steps=20.", autocompletion=config_keys
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, show it, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of progress.")] = False,
