@@ -52,7 +52,7 @@ def loading_code(directory: Path) -> str:
     base = json.loads(read_small_text(config))["base_model_name_or_path"]
     return (
         "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n"
-        f"model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r}), {path!r})"
+        f"base = AutoModelForCausalLM.from_pretrained({base!r})\nmodel = PeftModel.from_pretrained(base, {path!r})"
     )
 
 

@@ -1,6 +1,7 @@
 """Text for terminals: without control characters, counted, cut to a width or a number of lines."""
 
 import re
+from collections.abc import Iterable
 from typing import TextIO
 
 from rich.cells import cell_len, set_cell_size
@@ -87,6 +88,20 @@ def quoted(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """A number of things, such as "1 sample" or "1,200 samples"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def filled(parts: Iterable[str], width: int) -> str:
+    """Parts in lines of at most `width` columns, as many as fit in each, with two spaces between them.
+
+    Only a part that is longer alone makes a longer line.
+    """
+    lines = list[str]()
+    for part in parts:
+        if lines and cell_len(f"{lines[-1]}  {part}") <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(part)
+    return "\n".join(lines)
 
 
 def clipped(text: str, width: int) -> str:

@@ -1,5 +1,6 @@
 """How every screen looks: its text at three sizes, and that colors, or none at all, leave it legible."""
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -8,24 +9,41 @@ from typing import Any
 
 import pytest
 from rich.color import Color
+from textual.pilot import Pilot
 
+from rptrain.checkpoint.atomic_dir import written_aside
+from rptrain.checkpoint.export_progress import KIND
 from rptrain.tui.app import RptrainApp
 from rptrain.tui.services import chat_session, heavy, launch
 
-from .conftest import Made, Scripted, driven, focus, planned, screen_text, settled, until
+from .. import run_tools as tools
+from .conftest import Made, Scripted, driven, focus, planned, press_until, screen_text, settled, until
 from .recorded import BEGAN, make_run
 from .test_chat_session import DOUBLE
 
 pytestmark = pytest.mark.long
 
 SIZES = ((80, 24), (120, 36), (200, 50))
-SCREENS = ("new", "unfit", "run", "schedule", "several", "ended", "runs", "chat", "doctor", "help", "picker")
+EXPORTS = ("export", "export again", "exporting", "exported")
+SCREENS = (
+    *("new", "unfit", "run", "schedule", "several", "ended", "runs", "chat", "doctor", "help", "picker"),
+    *EXPORTS,
+)
+CODE = """\
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+base = AutoModelForCausalLM.from_pretrained('/models/llama-3.1-8b')
+model = PeftModel.from_pretrained(base, '/home/me/runs/llama-export')"""
+RECORDS = (
+    {"phase": "writing", "bytes": 3 << 30, "total": 12 << 30},
+    {"phase": "done", "path": "out", "code": CODE},
+)
 CONTRAST = 3.0  # at least, of text that is read, by WCAG 2
 BEHIND = 1.6  # of the dimmed screen behind a dialog
 
 
 @pytest.fixture(autouse=True)
-def still(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing that depends on the clock, the place or the machine."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
@@ -34,7 +52,10 @@ def still(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("rptrain.runs.listing.time.time", lambda: BEGAN + 840)
     monkeypatch.setattr(launch, "COMMAND", ("false",))
     monkeypatch.setattr(chat_session, "COMMAND", DOUBLE)
+    script = "cat records; grep -q done records || while ! test -e go; do sleep 0.02; done"
+    monkeypatch.setattr(launch, "EXPORT", ("sh", "-c", script, "export"))
     yield
+    (tmp_path / "go").touch()  # ends the export that is shown
     monkeypatch.undo()
     time.tzset()
 
@@ -70,6 +91,8 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
         await until(pilot, lambda: "12 tokens/s" in screen_text(app))
         await pilot.press(*"refuse", "enter")
         await until(pilot, lambda: "too ␛" in screen_text(app))
+    elif screen in EXPORTS:
+        await show_export(pilot, screen)
     elif screen == "doctor":
         await pilot.press("f4")
         await until(pilot, lambda: "synced" in screen_text(app))
@@ -82,10 +105,35 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
         await until(pilot, lambda: "Two and two?" in screen_text(app) and "built in" in screen_text(app))
 
 
+async def show_export(pilot: Pilot[Any], screen: str) -> None:
+    """From the list of runs, up to one of EXPORTS."""
+    await pilot.press("f3")
+    await until(pilot, lambda: "training" in screen_text(pilot.app))
+    await press_until(pilot, "e", lambda: "Export llama" in screen_text(pilot.app))
+    shown = {
+        "export": "as trained",
+        "export again": "Replace llama-export?",
+        "exporting": "3.00 GiB of 12.0 GiB",
+        "exported": "Load it with",
+    }
+    if screen != "export":
+        await focus(pilot, "#to")
+        await pilot.press("enter")
+    await until(pilot, lambda: shown[screen] in screen_text(pilot.app))
+
+
 def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
     make_run(Path("runs"), "llama", processes=2 if screen == "several" else 1)
     make_run(Path("runs"), "broken", steps=210, end="failed", alive=False, began=BEGAN - 3000)
     helper.answers[heavy.plan] = planned(fits=screen != "unfit")
+    if screen in EXPORTS:
+        with Path("runs/llama/config.toml").open("a") as config:
+            config.write("[lora]\nr = 8\n")
+        tools.write_checkpoint(Path("runs/llama/checkpoints/checkpoint-200"))
+        Path("records").write_text("\n".join(map(json.dumps, RECORDS[: 1 + (screen == "exported")])) + "\n")
+    if screen == "export again":
+        with written_aside(Path("runs/llama-export"), {"kind": KIND}, 0) as aside:
+            aside.write("weights", [b"x"])
     app = make()
     app.animation_level = "none"
     return app
@@ -125,8 +173,8 @@ async def test_without_color(make: Made, helper: Scripted, monkeypatch: pytest.M
 
 def check_contrast(app: RptrainApp, screen: str) -> None:
     least = BEHIND if screen in ("help", "picker") else CONTRAST
-    read = [part for part in colored(app) if re.search(r"\w", part[0].text)]
-    assert len(read) > 10
+    read = [part for part in colored(app, dialog=screen in EXPORTS) if re.search(r"\w", part[0].text)]
+    assert len(read) >= (3 if screen in EXPORTS else 11)
     for segment, fore, back in read:
         assert contrast(fore, back) >= least, (segment.text, fore, back)
 
@@ -134,8 +182,13 @@ def check_contrast(app: RptrainApp, screen: str) -> None:
 RGB = tuple[int, int, int]
 
 
-def colored(app: RptrainApp) -> Iterator[tuple[Any, RGB, RGB]]:
-    for line in app.screen._compositor.render_strips():
+def colored(app: RptrainApp, *, dialog: bool = False) -> Iterator[tuple[Any, RGB, RGB]]:
+    """The parts of the screen, or of the dialog on it, with the colors of their letters and of what is behind them."""
+    lines = app.screen._compositor.render_strips()
+    if dialog:
+        place = app.screen.query_one(".dialog").region
+        lines = [line.crop(place.x, place.right) for line in lines[place.y : place.bottom]]
+    for line in lines:
         for segment in line:
             style = segment.style
             if segment.text.strip() and style is not None and style.color is not None and style.bgcolor is not None:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rptrain.utils.text import LINE, LINES, as_message, quoted
+from rptrain.utils.text import LINE, LINES, as_message, filled, quoted
 
 
 def test_control_characters_are_replaced():
@@ -44,3 +44,10 @@ def test_a_message_within_a_message_keeps_its_counts():
 def test_values_in_messages():
     assert quoted("x" * 60) == "x" * 60
     assert quoted("x" * 61) == "x" * 59 + "…"
+
+
+def test_parts_fill_lines_and_are_not_broken() -> None:
+    assert filled(["one two", "three", "four five six"], 16) == "one two  three\nfour five six"
+    assert filled(["one two", "three"], 3) == "one two\nthree", "a longer part has a line"
+    assert filled([], 16) == ""
+    assert filled(["ご飯", "ab"], 7) == "ご飯\nab", "in columns"

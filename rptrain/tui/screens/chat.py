@@ -24,7 +24,7 @@ from rptrain.tui.widgets.exchange import Transcript
 from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
-from rptrain.utils.text import one_line
+from rptrain.utils.text import filled, one_line
 from rptrain.utils.units import format_bytes, format_rate
 
 PAUSE = 0.1  # seconds between two drawings of an answer that arrives
@@ -126,6 +126,9 @@ class ChatScreen(Screen[None]):
 
     # ---- drawing
 
+    def on_resize(self) -> None:
+        self._note()
+
     def _note(self) -> None:
         self._new = True
 
@@ -140,7 +143,8 @@ class ChatScreen(Screen[None]):
 
     def _show(self) -> None:
         session = self._session
-        for selector, text in (("#chat-head", one_line(self._head())), ("#chat-problem", self._problem())):
+        head = filled((one_line(part) for part in self._head()), self.size.width - 2)
+        for selector, text in (("#chat-head", head), ("#chat-problem", self._problem())):
             line = self.query_one(selector, Static)
             line.display = bool(text)
             if line.content != text:
@@ -156,22 +160,20 @@ class ChatScreen(Screen[None]):
             self._offered = offered
             self.refresh_bindings()
 
-    def _head(self) -> str:
+    def _head(self) -> list[str]:
         session, loaded = self._session, self._session.loaded
         if loaded is None:
-            return f"{session.source}: {'loading' if session.state == 'loading' else 'not loaded'}"
+            return [f"{session.source}: {'loading' if session.state == 'loading' else 'not loaded'}"]
         measured = "" if session.measured is None else f", {format_rate(session.measured)} measured"
         memory = format_bytes(session.host) + (f" and {format_bytes(session.vram)} VRAM" if session.vram else "")
         source = Path(loaded.source)
         name = source.relative_to(self._run) if source.is_relative_to(self._run) and source != self._run else source
-        return "  ".join(
-            [
-                f"{name} on the {WHERE[loaded.placement]}: {format_rate(loaded.expected)} expected{measured}",
-                f"({loaded.reason})",
-                f"process {memory}" if session.host else "",
-                "base model beside it" if session.settings.base else "",
-            ]
-        ).rstrip()
+        return [
+            f"{name} on the {WHERE[loaded.placement]}: {format_rate(loaded.expected)} expected{measured}",
+            f"({loaded.reason})",
+            *([f"process {memory}"] if session.host else []),
+            *(["base model beside it"] if session.settings.base else []),
+        ]
 
     def _problem(self) -> str:
         session = self._session

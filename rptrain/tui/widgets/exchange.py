@@ -30,7 +30,7 @@ class Exchange(Vertical):
         self._draw()
 
     def show(self, turn: ShownTurn, *, with_base: bool, running: bool) -> None:
-        self._shown = (turn, with_base or bool(turn.base_answer), running)
+        self._shown = (turn, bool(turn.base_answer) or (with_base and running), running)
         if self.query(".base"):  # otherwise it is drawn once it has widgets
             self._draw()
 
