@@ -29,15 +29,15 @@ STAGES = ("F0-3", "FB4-5", "B2-3", "B0-1")
     ],
 )
 def test_a_strip_shows_stages_and_idle_time(lane: list[tuple[int, float, float]], drawn: str):
-    strip = strip_of([Block(*one) for one in lane], 10.0, 10, STAGES)
+    strip = strip_of(tuple(Block(*one) for one in lane), 10.0, 10, STAGES)
     assert "".join(text for text, _ in strip) == drawn
 
 
 def test_stages_of_two_digits_and_of_unknown_kinds():
-    stages = [*(f"F{n}-{n}" for n in range(11)), "W0-1"]
-    strip = strip_of([Block(9, 0, 3), Block(10, 3, 5), Block(11, 5, 10)], 10.0, 10, stages)
+    stages = (*(f"F{n}-{n}" for n in range(11)), "W0-1")
+    strip = strip_of((Block(9, 0, 3), Block(10, 3, 5), Block(11, 5, 10)), 10.0, 10, stages)
     assert "".join(text for text, _ in strip) == "10▀▀▀12▒▒▒"
-    assert strip_of([Block(3, 0, 10)], 10.0, 4, ()) == [("▒▒▒▒", "$foreground")]
+    assert strip_of((Block(3, 0, 10),), 10.0, 4, ()) == [("▒▒▒▒", "$foreground")]
 
 
 def step(seconds: float, busy: float, *lanes: tuple[Block, ...], number: int | None = None) -> StepTimeline:

@@ -226,18 +226,22 @@ class RunScreen(Screen[None]):
         state = self.state
         self.query_one(RunHead).show(view, state, self._note())
         self._show_banner()
-        lanes = self.query_one(Lanes)
         beginning, launched = self._beginning, self._launched
-        lanes.shown = Shown.of(view, STRIP, state, self._at_rest)
-        lines = lanes.shown.height(detailed=True)
-        lanes.detailed = self.size.height >= max(TALL, AROUND + lines, 4 + 2 * lines)
         if self.has_class(SCHEDULE):
             self.query_one(SchedulePanel).parts = Part.all_of(view)
-        self.query_one(Curves).show(view)
+        else:
+            self._show_devices(view, state)
+            self.query_one(Curves).show(view)
         panel = self.query_one(LogPanel)
         panel.show_log(view.whole_log)
         panel.show_samples(view.samples)
         panel.show_output(launched.said() if beginning and launched else end_of(log_of(self.path), OUTPUT))
+
+    def _show_devices(self, view: RunView, state: str) -> None:
+        lanes = self.query_one(Lanes)
+        lanes.shown = Shown.of(view, STRIP, state, self._at_rest)
+        lines = lanes.shown.height(detailed=True)
+        lanes.detailed = self.size.height >= max(TALL, AROUND + lines, 4 + 2 * lines)
 
     def _show_banner(self) -> None:
         """Says why the run did not start, or how it failed or died, and which key helps."""

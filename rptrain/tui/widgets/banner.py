@@ -20,6 +20,7 @@ class Banner(Static):
             return
         self._shown = what, remedy
         self.display = bool(what)
+        self.screen.set_class(bool(what), "-with-banner")
         self.update(
             Content.assemble(("✗ ", "bold"), (one_line(what), "bold"), f"\n  {one_line(remedy)}" if remedy else "")
         )

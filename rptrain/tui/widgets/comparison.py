@@ -29,7 +29,9 @@ class Comparison(Horizontal):
         self.metric, self.axis = next(iter(METRICS)), AXES[0]
 
     def compose(self) -> ComposeResult:
-        yield Plot("loss")
+        plot = Plot("loss")
+        plot.empty = "not recorded in these runs; m: another metric"
+        yield plot
         with ScrollableContainer(id="differences"):
             yield Static("")
 

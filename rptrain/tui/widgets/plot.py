@@ -46,6 +46,7 @@ class Plot(LineWidget):
     def __init__(self, title: str, *, logarithmic: bool = False, id: str | None = None) -> None:
         super().__init__(id=id)
         self.title, self._logarithmic = title, logarithmic
+        self.empty = "nothing yet"  # text without points
         self.format_x: Callable[[float], str] = lambda x: f"{x:,.0f}"
         self.format_y: Callable[[float], str] = format_short  # on the axis
         self.format_value: Callable[[float], str] = format_short  # at the cursor
@@ -101,7 +102,7 @@ class Plot(LineWidget):
         xs = [x for _, places in points for x, _ in places]
         if not ys:
             yield Content("")
-            yield Content.styled(" " * AXIS + " nothing yet", "$muted")
+            yield Content.styled(" " * AXIS + f" {self.empty}", "$muted")
             return
         scaled = self._logarithmic and min(ys) > 0 and max(ys) / min(ys) > WIDE
         low, high = _margins(*((log10(end) if scaled else end) for end in (min(ys), max(ys))))

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from math import ceil, floor
 
@@ -75,10 +76,14 @@ class SchedulePanel(LineWidget):
     class Clicked(Message):
         """A click anywhere on the panel."""
 
-    parts: reactive[tuple[Part, ...]] = reactive((), layout=True)
+    parts: reactive[tuple[Part, ...]] = reactive((), repaint=False)
+    _count = 0  # lines, some of which there may be no room for yet
 
     def watch_parts(self) -> None:
+        before = self._count
         self.redraw()
+        if self._count != before:
+            self.refresh(layout=True)
 
     def on_click(self, event: Click) -> None:
         event.stop()
@@ -87,8 +92,10 @@ class SchedulePanel(LineWidget):
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return sum(1 for _ in self._lines(width))
 
-    def lines(self) -> Iterator[Content]:
-        return self._lines(self.size.width)
+    def lines(self) -> Sequence[Content]:
+        lines = list(self._lines(self.size.width))
+        self._count = len(lines)
+        return lines
 
     def _lines(self, width: int) -> Iterator[Content]:
         yield _legend(width)
@@ -128,7 +135,10 @@ def part_lines(part: Part, width: int) -> Iterator[Content]:
     yield from (Content.styled(line, "$muted") for line in _wrapped(stages, width))
 
 
-def strip_of(lane: Sequence[Block], seconds: float, columns: int, stages: Sequence[str]) -> list[tuple[str, str]]:
+@lru_cache(maxsize=256)  # a window is drawn several times per second
+def strip_of(
+    lane: tuple[Block, ...], seconds: float, columns: int, stages: tuple[str, ...]
+) -> Sequence[tuple[str, str]]:
     """A device's window as text with styles, of `columns` characters for `seconds`. A block begins with the number of
     its stage if it is wide enough; idle time is dots.
     """
