@@ -22,7 +22,7 @@ from rptrain.data.tokens import Stream, gather
 from rptrain.models.registry import locate
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import counted, printable
-from rptrain.utils.units import format_bytes
+from rptrain.utils.units import format_bytes, format_percent
 
 DECODED_BEFORE = 16  # tokens
 EXAMINED = 1000  # rows of a file that are read at most to find its first samples
@@ -170,11 +170,11 @@ def show(found: Preview, console: Console) -> None:
 
 
 def _counts(found: Preview) -> list[str]:
-    share = found.supervised / found.tokens
+    share, padding = found.supervised / found.tokens, format_percent(found.padding)
     lines = [
         f"{found.samples_read:,} samples, {found.tokens:,} tokens in {found.rows:,} sequences of {found.length:,}; "
         f"{found.steps_per_epoch:,} steps per epoch",
-        f"{share:.1%} of the tokens are supervised; the sequences are {found.padding:.1%} padding",
+        f"{format_percent(share)} of the tokens are supervised; the sequences are {padding} padding",
     ]
     trimmed = (found.cut, found.cut_tokens, found.divided, found.dropped, found.dropped_tokens)
     lines += Trimmed(found.samples_read, found.length, *trimmed).lines()

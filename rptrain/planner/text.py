@@ -20,7 +20,15 @@ from rptrain.planner.scaling import Scaling
 from rptrain.schedule import picture
 from rptrain.schedule.plan import Stage
 from rptrain.schedule.roofline import Verdict
-from rptrain.utils.units import DASH, format_bits, format_bytes, format_percent, format_rate, format_seconds
+from rptrain.utils.units import (
+    DASH,
+    format_bits,
+    format_bytes,
+    format_percent,
+    format_rate,
+    format_seconds,
+    format_speed,
+)
 
 LABEL, SIZE = 33, 12  # minimum widths of a part's name and of its size
 BAR = 30  # maximum width of the available memory
@@ -90,7 +98,7 @@ def show_comparison(schedules: Sequence[ScheduleTime], console: Console) -> None
             schedule.schedule,
             format_seconds(schedule.seconds),
             f"{schedule.seconds / ours.seconds:.2f}",
-            f"{max(schedule.bubble, 0):.1%}",
+            format_percent(max(schedule.bubble, 0)),
             f"{schedule.stages_per_device:.3g}",
             format_bytes(schedule.peak),
         )
@@ -112,7 +120,7 @@ def show_scaling(scaling: Scaling, measured: bool, console: Console) -> None:
         table.add_row(
             str(plan.nodes),
             format_seconds(plan.seconds_per_step),
-            f"{plan.tokens_per_second:,.0f}",
+            format_speed(plan.tokens_per_second),
             format_percent(scaling.efficiency(plan)),
             memory if plan.fits else f"does not fit: {memory}",
         )
@@ -132,14 +140,18 @@ def _network(scaling: Scaling) -> Iterator[str]:
         return
     least = format_bits(scaling.hiding_rate)
     if scaling.limits:
-        longer = f"{scaling.loss:.0%} longer than" if scaling.loss < 1 else f"{1 + scaling.loss:.3g} times as long as"
+        longer = (
+            f"{format_percent(scaling.loss)} longer than"
+            if scaling.loss < 1
+            else f"{1 + scaling.loss:.3g} times as long as"
+        )
         yield (
             f"The network is the limit: a step takes {longer} with an infinitely fast network. To hide the exchange, "
             f"it needs at least {least}."
         )
     else:
-        longer = max(scaling.loss, 0)
-        yield f"Computation hides the exchange: it makes a step {longer:.1%} longer. It needs at least {least}."
+        longer = format_percent(max(scaling.loss, 0))
+        yield f"Computation hides the exchange: it makes a step {longer} longer. It needs at least {least}."
 
 
 def _section(title: str, lines: Iterable[str], console: Console) -> None:
@@ -235,7 +247,7 @@ def _plan(report: PlanReport) -> Iterator[str]:
     yield str(plan)
     yield (
         f"{format_seconds(found.period)} per step, {format_rate(report.config.tokens / found.period)}, "
-        f"bubble {max(found.bubble, 0):.1%}: estimated with the {report.source}"
+        f"bubble {format_percent(max(found.bubble, 0))}: estimated with the {report.source}"
     )
 
 
@@ -263,7 +275,9 @@ def _roofline(report: PlanReport) -> Iterator[str]:
 def verdict_text(verdict: Verdict) -> str:
     """The limit of the simulated plan, and its cost."""
     if verdict.limit is None:
-        return f"Computation hides transfers and updates: they make a step {max(verdict.loss, 0):.1%} longer."
+        return (
+            f"Computation hides transfers and updates: they make a step {format_percent(max(verdict.loss, 0))} longer."
+        )
     causes = {
         "up": "Uploads are the limit",
         "down": "Downloads are the limit",
@@ -274,7 +288,7 @@ def verdict_text(verdict: Verdict) -> str:
     without = "computation alone" if verdict.limit == "together" else "without it"
     if verdict.limit in ("up", "down"):
         without = "with free copies in this direction"
-    text = f"{causes[verdict.limit]}: a step takes {verdict.loss:.0%} longer than {without}."
+    text = f"{causes[verdict.limit]}: a step takes {format_percent(verdict.loss)} longer than {without}."
     if verdict.stages:
         shown = " ".join(map(str, verdict.stages[:8])) + (" …" if len(verdict.stages) > 8 else "")
         text += f" Stages that copy longer than they compute: {len(verdict.stages)} ({shown})."

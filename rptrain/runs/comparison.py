@@ -14,7 +14,7 @@ from rptrain.runs.series import thinned
 from rptrain.runs.view import RunView
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import printable
-from rptrain.utils.units import DASH, format_duration, format_loss, format_percent
+from rptrain.utils.units import DASH, format_duration, format_loss, format_score, format_speed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,8 +81,8 @@ def results(views: Sequence[RunView]) -> list[Row]:
         _ranked("lowest validation loss", [_lowest(view) for view in views], format_loss, min),
     ]
     names = dict.fromkeys(score.name for view in views for score in view.scores if score.name != VALIDATION_LOSS)
-    rows += [_ranked(name, [_newest(view, name) for view in views], format_percent, max) for name in names]
-    rows.append(_ranked("tokens/s", [view.tokens_per_second for view in views], _speed, max))
+    rows += [_ranked(name, [_newest(view, name) for view in views], format_score, max) for name in names]
+    rows.append(_ranked("tokens/s", [view.tokens_per_second for view in views], format_speed, max))
     return [row for row in rows if set(row.values) != {DASH}]
 
 
@@ -170,10 +170,6 @@ def _ranked(name: str, values: Sequence[float | None], form: Any, best: Any) -> 
     known = [value for value in values if value is not None]
     first = best(known) if len(set(known)) > 1 else None
     return Row(name, tuple(map(form, values)), None if first is None else values.index(first))
-
-
-def _speed(speed: float | None) -> str:
-    return DASH if speed is None else f"{speed:,.0f}"
 
 
 def _time(view: RunView) -> str:

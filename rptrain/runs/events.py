@@ -15,7 +15,7 @@ from rptrain.runs.timeline import Schedule
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 from rptrain.utils.native_watchdog import LastRecord
-from rptrain.utils.units import DASH, format_bytes, format_loss
+from rptrain.utils.units import format_bytes, format_loss, format_score
 
 SHOWN_ROWS = 8  # rows of the data that a sentence lists
 SCHEMA = 1  # of every record; within a schema, changes only add records, or fields at the end of a record
@@ -478,7 +478,7 @@ def describe_score(name: str, score: float | None) -> tuple[str, str]:
     """The name and the value of an evaluation as text, such as "exact match" and "97.4%"."""
     if name == VALIDATION_LOSS:
         return "validation loss", "not finite" if score is None else format_loss(score)
-    return name.replace("_", " "), DASH if score is None else f"{score:.1%}"
+    return name.replace("_", " "), format_score(score)
 
 
 def _finite(value: Any) -> Any:

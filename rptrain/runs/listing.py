@@ -16,7 +16,7 @@ from rptrain.runs.process import other_folders
 from rptrain.runs.view import ENDED, RunView, State
 from rptrain.utils.paths import inside
 from rptrain.utils.text import printable
-from rptrain.utils.units import format_bytes, format_duration, format_loss
+from rptrain.utils.units import format_bytes, format_duration, format_loss, format_speed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -182,7 +182,7 @@ def show(runs: Iterable[Summary], console: "Console") -> None:
     if any(run.validation_loss is not None for run in runs):
         columns["validation"] = ["" if (loss := run.validation_loss) is None else format_loss(loss) for run in runs]
     columns |= {
-        "tokens/s": ["" if (speed := run.tokens_per_second) is None else f"{speed:,.0f}" for run in runs],
+        "tokens/s": ["" if (speed := run.tokens_per_second) is None else format_speed(speed) for run in runs],
         "began": ["" if run.began is None else f"{datetime.fromtimestamp(run.began):%Y-%m-%d %H:%M}" for run in runs],
         "took": ["" if run.seconds is None else format_duration(run.seconds) for run in runs],
         "size": [format_bytes(run.nbytes) for run in runs],

@@ -37,9 +37,16 @@ def format_bits(rate: float) -> str:
     return f"{8 * rate:.0f} b/s"
 
 
+def format_speed(tokens_per_second: float | None) -> str:
+    """Tokens per second as a number such as "3.2" or "1,200"."""
+    if tokens_per_second is None:
+        return DASH
+    return f"{tokens_per_second:,.{1 if tokens_per_second < 9.95 else 0}f}"
+
+
 def format_rate(tokens_per_second: float) -> str:
     """A speed such as "3.2 tokens/s" or "1,200 tokens/s"."""
-    return f"{tokens_per_second:,.{1 if tokens_per_second < 9.95 else 0}f} tokens/s"
+    return f"{format_speed(tokens_per_second)} tokens/s"
 
 
 def format_count(number: float) -> str:
@@ -80,6 +87,11 @@ def format_percent(fraction: float | None) -> str:
     if fraction is None or not isfinite(fraction):
         return DASH
     return f"{fraction:.1%}" if abs(fraction) < 0.0995 else f"{fraction:.0%}"
+
+
+def format_score(score: float | None) -> str:
+    """A fraction of answers such as "97.4%"; the least of 500 that counts is 0.2%."""
+    return DASH if score is None else f"{score:.1%}"
 
 
 def format_loss(value: float | None) -> str:

@@ -15,7 +15,7 @@ from rptrain.runs.usage import BUCKET
 from rptrain.runs.view import RunView
 from rptrain.tui.widgets.memory_panel import MemoryPanel
 from rptrain.tui.widgets.plot import POINTS, Curve, Plot
-from rptrain.utils.units import format_bytes, format_duration, format_loss, format_percent, format_short
+from rptrain.utils.units import format_bytes, format_duration, format_loss, format_percent, format_short, format_speed
 
 PAUSE = 1.0  # seconds between two drawings of growing curves
 HINT = "l next · m smooth · ← → values"
@@ -54,7 +54,7 @@ KINDS = (
     Kind("loss", "loss", _losses, format_loss),
     Kind("learning-rate", "learning rate", partial(_by_step, "learning_rate", "$muted")),
     Kind("grad-norm", "gradient norm", partial(_by_step, "grad_norm", "$backward")),
-    Kind("speed", "tokens/s", partial(_over_time, "tokens_per_second", "$success"), "{:,.0f}".format, timed=True),
+    Kind("speed", "tokens/s", partial(_over_time, "tokens_per_second", "$success"), format_speed, timed=True),
     Kind("busy", "device utilization", partial(_over_time, "busy", "$fused"), format_percent, timed=True),
     Kind("vram", "memory of the fullest GPU", partial(_over_time, "vram", "$forward"), format_bytes, timed=True),
     Kind("host", "host memory", partial(_over_time, "host", "$primary"), format_bytes, timed=True),

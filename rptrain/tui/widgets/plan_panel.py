@@ -12,7 +12,14 @@ from textual.widget import Widget
 from rptrain.tui.services.heavy import Planned
 from rptrain.tui.widgets.bars import bar
 from rptrain.utils.text import as_message
-from rptrain.utils.units import format_bytes, format_count, format_duration, format_percent, format_seconds
+from rptrain.utils.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_percent,
+    format_seconds,
+    format_speed,
+)
 
 PARTS = 5  # parts of a place to show, the largest first
 
@@ -56,7 +63,7 @@ class PlanPanel(Widget):
         model = report["model"]
         yield from self._pair(width, format_count(model["parameters"]), "parameters", str(model["layers"]), "layers")
         if plan := report["plan"]:
-            speed = f"{plan['tokens_per_second']:,.0f}"
+            speed = format_speed(plan["tokens_per_second"])
             yield from self._pair(width, format_seconds(plan["seconds_per_step"]), "per step", speed, "tokens/s")
             bubble, devices = format_percent(plan["bubble"]), str(report["machine"]["devices"])
             yield from self._pair(width, bubble, "bubble", devices, self._machine(report))

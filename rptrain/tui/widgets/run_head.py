@@ -10,7 +10,15 @@ from rptrain.runs.view import RunView
 from rptrain.tui.widgets.bars import bar
 from rptrain.tui.widgets.line_widget import LineWidget
 from rptrain.utils.text import clipped, one_line
-from rptrain.utils.units import DASH, format_count, format_duration, format_loss, format_percent, format_short
+from rptrain.utils.units import (
+    DASH,
+    format_count,
+    format_duration,
+    format_loss,
+    format_percent,
+    format_short,
+    format_speed,
+)
 
 STATE = 12  # characters of the longest state and the gap, so that the bar does not move
 LEAST = 8  # width of the bar
@@ -85,9 +93,9 @@ class RunHead(LineWidget):
 
 def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
     """The metrics, the most important first."""
-    latest, speed = view.latest, view.tokens_per_second
+    latest = view.latest
     yield "loss", format_loss(view.loss)
-    yield "tokens/s", DASH if speed is None else f"{speed:,.0f}"
+    yield "tokens/s", format_speed(view.tokens_per_second)
     yield "of peak speed", format_percent(view.share_of_floor)
     yield "bubble", format_percent(view.bubble if view.bubble is not None else view.planned_bubble)
     yield "learning rate", DASH if latest is None else format_short(latest.learning_rate)

@@ -10,7 +10,7 @@ from textual.content import Content
 from rptrain.runs.listing import Summary
 from rptrain.tui.widgets.run_head import state_text
 from rptrain.utils.text import clipped, one_line
-from rptrain.utils.units import DASH, format_ago, format_bytes, format_duration, format_loss
+from rptrain.utils.units import format_ago, format_bytes, format_duration, format_loss, format_speed
 
 COLUMNS = {  # widths; the first ones stay on narrow screens
     "state": 12,
@@ -133,11 +133,10 @@ def matches(run: Summary, text: str) -> bool:
 
 def _cells(run: Summary) -> Iterator[tuple[str, Content]]:
     total = "" if run.total_steps is None else f"/{run.total_steps:,}"
-    speed = run.tokens_per_second
     yield "state", state_text(run.state)
     yield "steps", Content(f"{run.step:,}{total}")
     yield "loss", Content(format_loss(run.loss))
-    yield "tokens/s", Content(DASH if speed is None else f"{speed:,.0f}")
+    yield "tokens/s", Content(format_speed(run.tokens_per_second))
     yield "took", Content("" if run.seconds is None else format_duration(run.seconds))
     yield "size", Content(format_bytes(run.nbytes))
     yield "began", Content(ago(run))
