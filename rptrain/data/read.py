@@ -2,13 +2,13 @@
 
 import csv
 import json
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, AnyStr
 
-from rptrain.data import tables
+from rptrain.data import json_list, tables
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import check_holes, open_regular, regular
 from rptrain.utils.objects import unique_keys
@@ -17,9 +17,8 @@ from rptrain.utils.units import format_bytes
 Rows = Iterator[tuple[int, Any]]  # line or number, from 1, and the row, or the ValueError of an unreadable row
 
 MOST = 256 << 20  # bytes of a line, or characters
-WHOLE = 2 << 30  # bytes of a file that is read whole
-COUNTED = 8 << 20  # bytes of a JSON list whose rows are counted to estimate those of the whole
-SPACE = re.compile(r"[ \t\r\n]*")  # between the values of JSON
+WHOLE = 2 << 30  # bytes of a text file, which is read whole
+COUNTED = json_list.PIECE  # bytes of a JSON list whose rows are counted to estimate those of the whole
 # The beginnings of files that are not text.
 BEGINNINGS = {
     b"\x1f\x8b": "compressed (gzip): unpack it",
@@ -57,7 +56,7 @@ def _check_beginning(path: Path) -> None:
 
 
 def _text_document(path: Path) -> Rows:
-    _check_whole(path, "split it into several files")
+    _check_whole(path)
     with open(path, encoding="utf-8-sig", opener=regular) as file:
         yield 1, {"text": file.read()}
 
@@ -82,7 +81,7 @@ def share_of(path: Path, line: int, characters: int) -> float | None:
                 return min(1.0, len(text.read(characters).encode()) / max(size, 1))
         start = file.read(COUNTED)
         if read is _json_rows and start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-            rows = _complete_items(start.decode("utf-8-sig", "ignore"))
+            rows = _complete_values(start)
             return min(1.0, line / (rows * size / len(start))) if rows else None
         file.seek(0)
         for _ in range(line):
@@ -90,18 +89,19 @@ def share_of(path: Path, line: int, characters: int) -> float | None:
         return min(1.0, file.tell() / max(size, 1))
 
 
-def _complete_items(text: str) -> int:
+def _complete_values(beginning: bytes) -> int:
     """The number of complete values at the beginning of a JSON list, which may be cut off."""
     count = 0
     with suppress(ValueError, RecursionError):
-        for _ in _items(text):
+        for _ in json_list.values(BytesIO(beginning)):
             count += 1
     return count
 
 
-def _check_whole(path: Path, advice: str) -> None:
+def _check_whole(path: Path) -> None:
     if (size := path.stat().st_size) > WHOLE:
-        raise UserError(f"{path} has {format_bytes(size)}, and at most {format_bytes(WHOLE)} are read whole: {advice}")
+        whole = f"at most {format_bytes(WHOLE)} are read whole: split it into several files"
+        raise UserError(f"{path} has {format_bytes(size)}, and {whole}")
 
 
 def _lines(path: Path, file: IO[AnyStr]) -> Iterator[AnyStr]:
@@ -122,9 +122,8 @@ def _json_rows(path: Path) -> Rows:
         start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
         file.seek(0)
         if start.startswith(b"["):
-            _check_whole(path, "write a row on each line (.jsonl), not all as one list")
             try:
-                yield from _items(file.read().decode("utf-8-sig"))
+                yield from json_list.values(file)
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}: not a JSON list: {error}") from error
             return
@@ -140,36 +139,6 @@ def _json_rows(path: Path) -> Rows:
                 yield line, error
             except RecursionError:
                 yield line, ValueError("nested too deeply")
-
-
-def _items(text: str) -> Rows:
-    """The values of a JSON list, one at a time."""
-    strict, lenient = json.JSONDecoder(object_pairs_hook=unique_keys), json.JSONDecoder()
-
-    def past(place: int) -> int:
-        match = SPACE.match(text, place)
-        assert match is not None
-        return match.end()
-
-    place, number = past(text.index("[") + 1), 0
-    closed = text.startswith("]", place)
-    while not closed:
-        number += 1
-        try:
-            row, place = strict.raw_decode(text, place)
-        except json.JSONDecodeError:
-            raise
-        except ValueError as error:
-            row, place = error, lenient.raw_decode(text, place)[1]
-        yield number, row
-        place = past(place)
-        closed = text.startswith("]", place)
-        if not closed:
-            if not text.startswith(",", place):
-                raise json.JSONDecodeError("Expecting ',' or ']'", text, place)
-            place = past(place + 1)
-    if past(place + 1) < len(text):
-        raise json.JSONDecodeError("Extra data", text, place + 1)
 
 
 def _csv_rows(path: Path) -> Rows:

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from rptrain.data import json_list, tables
 from rptrain.data import read as reading
-from rptrain.data import tables
 from rptrain.data.formats import read
 from rptrain.data.read import rows_of
 from rptrain.utils.errors import UserError
@@ -279,7 +279,7 @@ def test_bytes_of_all_types_of_columns(tmp_path):
         (
             "a.json",
             b"[",
-            r"a\.json has 40\.0 GiB, and at most 2\.00 GiB are read whole: write a row on each line",
+            r"a\.json: not a JSON list: row 1 has a mistake, or more than 1.00 MiB",
         ),
         ("a.txt", b"one", r"a\.txt has 40\.0 GiB, and at most 2\.00 GiB are read whole: split it into several files"),
     ],
@@ -288,6 +288,7 @@ def test_large_files_without_lines(tmp_path, monkeypatch, name, beginning, messa
     (tmp_path / name).write_bytes(beginning)
     os.truncate(tmp_path / name, 40 << 30)
     monkeypatch.setattr(reading, "check_holes", lambda file, path: None)  # as if somebody had written so many zeros
+    monkeypatch.setattr(json_list, "MOST", 1 << 20)
     with pytest.raises(UserError, match=message):
         list(rows_of(tmp_path / name))
 
