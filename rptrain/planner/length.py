@@ -24,6 +24,7 @@ class RunLength:
     samples: int | None  # of the training sets
     tokens: int | None  # of all steps, without padding
     exact: bool  # whether the data was counted, and not estimated from its first rows
+    fixed: bool  # whether train.max_steps sets the steps, and not the amount of data
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -46,35 +47,31 @@ def length_of(config: Config, amount: Amount | None, seconds_per_step: float | N
         of_data = steps / amount.steps_per_epoch, amount.steps_per_epoch, amount.samples, tokens
     seconds = None if seconds_per_step is None else steps * seconds_per_step
     sequences = steps * config.train.global_batch_size
-    return RunLength(steps, sequences, seconds, *of_data, exact=amount is None or amount.exact)
+    exact, fixed = amount is None or amount.exact, config.train.max_steps is not None
+    return RunLength(steps, sequences, seconds, *of_data, exact=exact, fixed=fixed)
 
 
 def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
     """What is probably not meant, as sentences."""
     warm_up = config.optim.warmup_steps
     if warm_up >= 1 and warm_up >= length.steps:
-        steps = _number(length.steps, length.exact or bool(config.train.max_steps))
+        steps = _number(length.steps, length.exact or length.fixed)
         yield (
             f"the warm-up of {warm_up:,.0f} steps is not shorter than the run of {steps} steps: the learning rate "
             "never reaches its peak. Set optim.warmup_steps to a fraction, such as 0.03"
         )
     if length.epochs is not None and length.epochs >= MANY_EPOCHS:
-        key = "train.max_steps" if config.train.max_steps else "train.num_epochs"
-        yield (
-            f"the run repeats its data {_number(round(length.epochs), length.exact)} times, and will learn it by "
-            f"heart: lower {key}, or add data"
-        )
+        key = "train.max_steps" if length.fixed else "train.num_epochs"
+        times = _number(round(length.epochs), length.exact or not length.fixed)
+        yield f"the run repeats its data {times} times, and will learn it by heart: lower {key}, or add data"
 
 
 def sentences(config: Config, length: RunLength) -> Iterator[str]:
     """The length of a run in words. What is estimated is "about" so much."""
     exact = length.exact
-    steps = (
-        f"{_number(length.steps, exact or bool(config.train.max_steps))} steps of {config.train.global_batch_size:,}"
-    )
-    steps += " sequences"
+    steps = f"{_number(length.steps, exact or length.fixed)} steps of {config.train.global_batch_size:,} sequences"
     if length.epochs is not None and length.samples is not None:
-        epochs = f"{'' if exact else 'about '}{length.epochs:,.3g}"
+        epochs = f"{'' if exact or not length.fixed else 'about '}{length.epochs:,.3g}"
         steps += f": {epochs} epochs of {_number(length.samples, exact)} samples"
     yield steps[0].upper() + steps[1:]
     parts = [] if length.tokens is None else [f"{_number(length.tokens, exact)} tokens without padding"]

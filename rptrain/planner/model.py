@@ -49,13 +49,18 @@ def _is_preset(model_dir: Path) -> bool:
     return model_dir.parent == registry.PRESETS
 
 
+def starts_from_files(config: Config, model_dir: Path) -> bool:
+    """Whether training starts from weights in files, which may be missing, and not from random ones."""
+    return config.model.init == "auto" and (any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir))
+
+
 def find_files(config: Config, model_dir: Path, spec: ModelSpec) -> pretrained.WeightFiles | None:
     """The files with the model's weights; None if the weights are random.
 
     Raises UserError if the tensors do not fit the model, or if `model.hold = "map"` needs files and there are none.
     """
     files = None
-    if config.model.init == "auto" and (any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir)):
+    if starts_from_files(config, model_dir):
         files = pretrained.check(model_dir, without_adapters(spec))
     if config.model.hold == "map" and files is None:
         raise UserError(

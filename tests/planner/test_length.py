@@ -38,7 +38,7 @@ def config(warmup: float = 0.0, **train: Any) -> Config:
             {"num_epochs": 2.5},
             ABOUT,
             [
-                "About 50 steps of 16 sequences: about 2.5 epochs of about 1,000 samples",
+                "About 50 steps of 16 sequences: 2.5 epochs of about 1,000 samples",
                 "About 60,000 tokens without padding; about 1 m 40 s in total",
             ],
         ),
@@ -74,7 +74,7 @@ def test_what_is_unknown() -> None:
         (20, {"num_epochs": 1}, ["warm-up of 20 steps is not shorter than the run of about 20 steps"]),
         (200, {"max_steps": 20}, ["warm-up of 200 steps is not shorter than the run of 20 steps"]),
         (0, {"num_epochs": 49}, []),
-        (0, {"num_epochs": 100}, ["repeats its data about 100 times, and will learn it by heart: lower train.num_ep"]),
+        (0, {"num_epochs": 100}, ["repeats its data 100 times, and will learn it by heart: lower train.num_ep"]),
         (0, {"max_steps": 2000}, ["repeats its data about 100 times, and will learn it by heart: lower train.max_s"]),
     ],
 )

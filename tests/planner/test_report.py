@@ -302,6 +302,13 @@ def test_each_of_several_processes_keeps_a_replica(replicas, fewer):
     assert changes and [change.value for change in changes if change.key == "engine.replicas"] == fewer
 
 
+def test_adapters_are_not_proposed_for_a_model_without_weights():
+    """They would be refused."""
+    report = as_json("--gpus", "1", "--vram", "24GiB", "--host", "14GiB", "model.path=qwen3-1.7b")[0]
+    changed = {key for remedy in report["advice"]["remedies"] for key in remedy["changes"]}
+    assert report["advice"]["missing"] and not changed & {"train.method", "lora.base"}
+
+
 def test_adapters_and_a_base_of_4_bits_are_proposed():
     config = resolve("c.toml").config
     machine = hardware(config, 20 * GIB)

@@ -88,11 +88,13 @@ class PlanPanel(Widget):
         yield from (Content.styled(f"! {as_message(text)}", "$warning") for text in report["warnings"])
 
     def _length(self, length: Mapping[str, Any], width: int) -> Iterator[Content]:
+        """What depends on an amount of data that is estimated is "about" so much."""
         about = "" if length["exact"] else "about "
-        sequences = ("", "") if length["epochs"] is None else (f"{about}{length['epochs']:.3g}", "epochs")
-        yield from self._pair(width, f"{length['steps']:,}", "steps", *sequences)
+        of_steps, of_epochs = ("", about) if length["fixed"] else (about, "")
+        epochs = ("", "") if length["epochs"] is None else (f"{of_epochs}{length['epochs']:.3g}", "epochs")
+        yield from self._pair(width, f"{of_steps}{length['steps']:,}", "steps", *epochs)
         tokens = ("", "") if length["tokens"] is None else (f"{about}{format_count(length['tokens'])}", "tokens")
-        yield from self._pair(width, f"{length['sequences']:,}", "sequences", *tokens)
+        yield from self._pair(width, f"{of_steps}{length['sequences']:,}", "sequences", *tokens)
         if length["seconds"] is not None:
             yield from self._pair(width, f"about {format_duration(length['seconds'])}", "in total", "", "")
 
