@@ -60,6 +60,7 @@ def planned(fits: bool = True) -> Planned:
             "epochs": 3.04,
             "tokens": 151_000_000,
             "exact": False,
+            "fixed": True,
         },
         "memory": places,
         "advice": {"remedies": [] if fits else [remedy], "missing": {}},
@@ -115,6 +116,7 @@ class Scripted:
             heavy.preview: PREVIEW,
             heavy.doctor: FINDINGS,
             places.models: MODELS,
+            places.has_weights: True,
         }
         self.asked: list[tuple[Any, ...]] = []
         self.closed = 0

@@ -9,6 +9,7 @@ from rptrain import cli
 from rptrain.tui.services.draft import STARTER
 
 from .conftest import Made, driven, notified, press_until, screen_text, settled, type_over, until
+from .recorded import make_run
 
 pytestmark = pytest.mark.long
 
@@ -34,6 +35,22 @@ async def test_another_file_is_opened_after_a_question_about_edits(make: Made, t
         await pilot.press(*"none.toml", "enter")
         await until(pilot, lambda: "none.toml does not exist" in notified(app))
     assert tomllib.loads((tmp_path / "rptrain.toml").read_text()) == tomllib.loads(STARTER)
+
+
+@driven
+async def test_a_past_run_s_settings_replace_unsaved_edits_only_after_a_question(make: Made, tmp_path: Path):
+    (tmp_path / "rptrain.toml").write_text(STARTER)
+    make_run(tmp_path / "runs", "old", end="finished", alive=False, total=77)
+    async with make().run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        await settled(pilot)
+        await type_over(pilot, "3", "#train-max_steps")
+        await until(pilot, lambda: "rptrain.toml *" in screen_text(app))
+        for answer, steps in (("n", "3"), ("y", "77")):
+            await press_until(pilot, "f3", lambda: "✓ finished" in screen_text(app))
+            await press_until(pilot, "n", lambda: "Leave rptrain.toml without saving?" in screen_text(app))
+            await press_until(pilot, answer, lambda: "without saving" not in screen_text(app))
+            await until(pilot, lambda steps=steps: app.screen.query_one("#train-max_steps").value == steps)
 
 
 @driven

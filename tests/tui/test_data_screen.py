@@ -23,12 +23,15 @@ class Paged(Scripted):
         if function is not heavy.page or heavy.page in self.answers:
             return await super().call(function, *given)
         self.asked.append((function, *given))
-        _, _, number, first, count, problems = given
-        numbers = [line for line in range(1, 13) if not problems or line % 5 == 0]
-        rows = tuple(_row(number, line) for line in numbers[first : first + count])
-        counts = (("bad", 2),)
-        bins = ((16, 4), (32, 5), (50, 1), (64, 1))
-        return Page(SETS, number, rows, first, len(numbers), 12, number == 0, counts, bins, 50)
+        return page_of(*given[2:])
+
+
+def page_of(number: int, first: int, count: int, problems: bool) -> Page:
+    numbers = [line for line in range(1, 13) if not problems or line % 5 == 0]
+    rows = tuple(_row(number, line) for line in numbers[first : first + count])
+    counts = (("bad", 2),)
+    bins = ((16, 4), (32, 5), (50, 1), (64, 1))
+    return Page(SETS, number, rows, first, len(numbers), 12, number == 0, counts, bins, 50)
 
 
 def _row(number: int, line: int) -> Row:

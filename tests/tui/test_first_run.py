@@ -8,9 +8,9 @@ from textual.widgets import OptionList
 from rptrain.tui.screens.first_run import FirstRun
 from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.services import heavy, launch
+from rptrain.tui.services import heavy, launch, places
 
-from .conftest import Made, Scripted, driven, planned, press_until, screen_text, settled, until
+from .conftest import Made, Scripted, driven, planned, press_until, screen_text, settled, type_over, until
 from .recorded import make_run
 
 pytestmark = pytest.mark.long
@@ -60,6 +60,45 @@ async def test_other_answers_bring_their_settings_and_esc_leads_back(make: Made,
         assert app.screen.query_one("#model-path").value == "llama-3.1-8b"
         assert app.screen.query_one("#data-max_length").value == "2048"
         assert not (tmp_path / "rptrain.toml").exists() and not (tmp_path / "runs").exists()
+
+
+@driven
+async def test_adapters_are_offered_only_for_a_model_with_weights(make: Made, helper: Scripted):
+    app = make(welcome=True)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        for model, weights in (("tiny", True), ("llama", False), ("llama", True)):
+            helper.answers[places.has_weights] = weights
+            offered = weights and model != "tiny"
+            await asked(pilot, 1)
+            await until(pilot, lambda: "llama-3.1-8b" in screen_text(app))
+            await pilot.press(*model, "enter")
+            await asked(pilot, 2)
+            await pilot.press("enter")
+            await asked(pilot, 3)
+            await until(pilot, lambda offered=offered: ("4-bit" if offered else "need pretrained") in screen_text(app))
+            if not offered:
+                assert "4-bit" not in screen_text(app)
+                notes = len(app._notifications)
+                await pilot.press("down", "enter")
+                await until(pilot, lambda notes=notes: len(app._notifications) > notes)
+                assert "3 of 3" in screen_text(app)
+            await press_until(pilot, "escape", lambda: "2 of 3" in screen_text(app))
+            await press_until(pilot, "escape", lambda: "1 of 3" in screen_text(app))
+
+
+@driven
+async def test_data_is_shown_before_it_is_chosen(make: Made, helper: Scripted, tmp_path: Path):
+    (tmp_path / "chats.jsonl").write_text("{}\n")
+    app = make(welcome=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await asked(pilot, 1)
+        await pilot.press("enter")
+        await asked(pilot, 2)
+        await pilot.press(*"chats")
+        await until(pilot, lambda: "Two and two?" in screen_text(app) and "1.14 MiB" in screen_text(app))
+        assert 'path = "chats.jsonl"' in helper.asked[-1][2] and 'path = "tiny-tasks"' in helper.asked[-1][2]
+        await type_over(pilot, "./chats.jsonl")  # a path that is not in the list
+        await until(pilot, lambda: 'path = "./chats.jsonl"' in helper.asked[-1][2])
 
 
 @driven

@@ -20,13 +20,18 @@ from .. import run_tools as tools
 from .conftest import Made, Scripted, driven, focus, planned, press_until, screen_text, settled, until
 from .recorded import BEGAN, make_run
 from .test_chat_session import DOUBLE
+from .test_data_screen import page_of
+from .test_data_sets import TEXT as SETS
 
 pytestmark = pytest.mark.long
 
 SIZES = ((80, 24), (120, 36), (200, 50))
 EXPORTS = ("export", "export again", "exporting", "exported")
+FIRST = ("model", "data", "method")  # the questions of the first run
 SCREENS = (
-    *("new", "unfit", "run", "schedule", "several", "ended", "runs", "chat", "doctor", "help", "picker"),
+    *FIRST,
+    *("new", "unfit", "sets", "browser", "run", "schedule", "several", "ended", "runs", "chat", "doctor", "help"),
+    "picker",
     *EXPORTS,
 )
 CODE = """\
@@ -63,11 +68,26 @@ def still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 async def show(pilot: Any, helper: Scripted, screen: str) -> None:
     """Brings a screen about."""
     app = pilot.app
+    if screen in FIRST:
+        for number, title in enumerate(FIRST, 1):
+            shown = ("config only", "builtin:random", "4-bit")[number - 1]
+            await until(
+                pilot,
+                lambda number=number, shown=shown: all(part in screen_text(app) for part in (f"{number} of 3", shown)),
+            )
+            if screen == title:
+                return
+            await pilot.press(*("llama" if number == 1 else ""), "enter")
     await until(pilot, lambda: "fit" in screen_text(app))
     if app.size.width >= 160:
         await until(pilot, lambda: "Two and two?" in screen_text(app))
     if screen == "unfit":
         await until(pilot, lambda: "alt+1 train.micro_batch_size = 1" in screen_text(app))
+    elif screen == "sets":
+        await until(pilot, lambda: "data 2" in screen_text(app))
+    elif screen == "browser":
+        await pilot.press("ctrl+t")
+        await until(pilot, lambda: "question 1" in screen_text(app))
     elif screen in ("run", "schedule", "several", "ended"):
         await pilot.press("f3")
         await until(pilot, lambda: "training" in screen_text(app))
@@ -123,8 +143,12 @@ async def show_export(pilot: Pilot[Any], screen: str) -> None:
 
 
 def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
-    make_run(Path("runs"), "llama", processes=2 if screen == "several" else 1)
-    make_run(Path("runs"), "broken", steps=210, end="failed", alive=False, began=BEGAN - 3000)
+    if screen not in FIRST:
+        make_run(Path("runs"), "llama", processes=2 if screen == "several" else 1)
+        make_run(Path("runs"), "broken", steps=210, end="failed", alive=False, began=BEGAN - 3000)
+    if screen == "sets":
+        Path("rptrain.toml").write_text(SETS)
+    helper.answers[heavy.page] = page_of(0, 0, 5, False)
     helper.answers[heavy.plan] = planned(fits=screen != "unfit")
     if screen in EXPORTS:
         with Path("runs/llama/config.toml").open("a") as config:
@@ -134,7 +158,7 @@ def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
     if screen == "export again":
         with written_aside(Path("runs/llama-export"), {"kind": KIND}, 0) as aside:
             aside.write("weights", [b"x"])
-    app = make()
+    app = make(welcome=screen in FIRST)
     app.animation_level = "none"
     return app
 
@@ -146,7 +170,8 @@ async def test_sizes_and_colors(make: Made, helper: Scripted, snapshot: Any, scr
     app = app_for(make, helper, screen)
     async with app.run_test(size=SIZES[-1]) as pilot:
         await show(pilot, helper, screen)
-        for width, height in (*reversed(SIZES), *SIZES[1:]):
+        small = ((60, 24),) if screen in (*FIRST, "sets", "browser") else ()
+        for width, height in (*small, *reversed(SIZES), *SIZES[1:]):
             await pilot.resize_terminal(width, height)
             text = await settled(pilot)
             lines = text.split("\n")
@@ -172,7 +197,7 @@ async def test_without_color(make: Made, helper: Scripted, monkeypatch: pytest.M
 
 
 def check_contrast(app: RptrainApp, screen: str) -> None:
-    least = BEHIND if screen in ("help", "picker") else CONTRAST
+    least = BEHIND if screen in ("help", "picker", *FIRST) else CONTRAST
     read = [part for part in colored(app, dialog=screen in EXPORTS) if re.search(r"\w", part[0].text)]
     assert len(read) >= (3 if screen in EXPORTS else 11)
     for segment, fore, back in read:

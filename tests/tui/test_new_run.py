@@ -91,6 +91,9 @@ async def test_the_plan_follows_what_is_typed(make: Made, helper: Scripted):
         assert start_button(pilot.app).disabled and "· `data.max_length` must be" in text
         assert "the plan before this change" in text and "8.42 s per step" in text  # the rest stays
         helper.answers[heavy.plan] = UserError("no model 'x'")
+        await type_over(pilot, "much", "#log-report_to")
+        await until(pilot, lambda: "✗ must be one of" in screen_text(pilot.app))  # an item of a list
+        await type_over(pilot, "wandb", "#log-report_to")
         await type_over(pilot, "32", "#data-max_length")
         await until(pilot, lambda: "no model 'x'" in screen_text(pilot.app))
         assert "✗ must be" not in screen_text(pilot.app)
@@ -275,6 +278,23 @@ async def test_a_run_that_would_be_refused_is_not_called_fitting(make: Made, hel
         assert "1,200 steps       about 3.04 epochs" in text and "about 2 h 48 m in total" in text
         assert start_button(pilot.app).disabled and not pilot.app.screen.query_one("#advice").display
         assert "✗ my␛.jsonl: no such data" in text  # in the field itself, too
+
+
+@pytest.mark.parametrize(
+    ("fixed", "parts"),
+    [
+        (True, ("1,200 steps       about 3.04 epochs", "76,800 sequences  about 151 M tokens")),
+        (False, ("about 1,200 steps  3.04 epochs", "about 76,800 sequences  about 151 M tokens")),
+    ],
+)
+@driven
+async def test_what_is_estimated_is_about_so_much(make: Made, helper: Scripted, fixed: bool, parts: tuple[str, str]):
+    """The epochs if the steps are set, and the steps otherwise."""
+    found = planned()
+    found.report["length"]["fixed"] = fixed
+    helper.answers[heavy.plan] = found
+    async with make().run_test(size=(120, 36)) as pilot:
+        await until(pilot, lambda: all(f"│ {part}" in screen_text(pilot.app) for part in parts))
 
 
 @driven

@@ -43,7 +43,8 @@ def test_the_first_line(output: str, line: str):
         ("`train.global_batch_size`: 16 is not a multiple of train.micro_batch_size, 3", "train.global_batch_size"),
         ('engine.devices = "cuda:0", but this machine has no CUDA GPU', "engine.devices"),
         ("`data.train.0.path` must be a path", "data.train.0.path"),
-        ("`data.train.2.path` must be a path", "data.train.0.path"),
+        ("`data.train.2.path` must be a path", "data.train.2.path"),
+        ("poems.txt: not UTF-8 text", "data.train.1.path"),
         ("/data/chats.jsonl: no such data file or folder", "data.train.0.path"),
         ("no model 'llama': it is neither", "model.path"),
         ("unknown key `train.max_stepsize`", None),
@@ -52,7 +53,7 @@ def test_the_first_line(output: str, line: str):
     ],
 )
 def test_the_setting(error: str, key: str | None):
-    values = {"data.train.0.path": "/data/chats.jsonl", "model.path": "llama"}
+    values = {"data.train.0.path": "/data/chats.jsonl", "data.train.1.path": "poems.txt", "model.path": "llama"}
     assert setting_of(error, lambda key: values.get(key, "")) == key
 
 

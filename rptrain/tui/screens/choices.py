@@ -1,7 +1,6 @@
 """The questions of New run: models, data, config files and runs on this machine, and settings."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from textual.content import Content
@@ -9,9 +8,13 @@ from textual.content import Content
 from rptrain.config.aliases import other_names
 from rptrain.tui.context import Context
 from rptrain.tui.screens.picker import Item, Question
-from rptrain.tui.services import places
+from rptrain.tui.services import heavy, places
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.fields import ALL
+from rptrain.tui.services.helper import HelperError
+from rptrain.tui.widgets.sample_text import preview_text
+from rptrain.utils.errors import UserError
+from rptrain.utils.text import as_message
 from rptrain.utils.units import DASH, format_bytes, format_count
 
 
@@ -24,9 +27,22 @@ def model_question(shared: Context, title: str = "Models on this machine", first
     return Question(title, find, first=first)
 
 
-def data_question(
-    shared: Context, show: Callable[[str], Awaitable[Content]] | None = None, title: str = "Data on this machine"
-) -> Question:
+async def samples_of(shared: Context, draft: Draft) -> Content:
+    """The first samples of a draft's first data set, or why there are none."""
+    try:
+        return preview_text(await shared.helper.call(heavy.preview, draft.path, draft.text))
+    except (UserError, HelperError) as error:
+        return Content.styled(as_message(str(error)), "$error")
+
+
+def data_question(shared: Context, draft: Draft, title: str = "Data on this machine") -> Question:
+    """Asks for a data set, and shows samples of each as the model of a draft reads them."""
+
+    async def show(path: str) -> Content:
+        shown = Draft(draft.path, draft.text)
+        shown.update({"data.train.0.path": path, "data.train.0.format": "", "data.train.0.split": ""})
+        return await samples_of(shared, shown)
+
     async def find() -> list[Item]:
         found = await asyncio.to_thread(places.data, shared.preferences.data)
         return [Item(file.path, f"{format_bytes(file.nbytes) if file.nbytes else 'built in':>9}") for file in found]

@@ -11,16 +11,23 @@ from textual.widgets import Static
 from rptrain.tui.context import Context
 from rptrain.tui.screens.choices import data_question, model_question
 from rptrain.tui.screens.picker import Item, Picker, Question
+from rptrain.tui.services import places
+from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.recipe import TINY
 from rptrain.utils.text import one_line
 
 EXAMPLE = Item(TINY, "  407 k  Qwen3, bundled: trains on a CPU in a minute")
-LORA = {"train.method": "lora"}
-METHODS: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "full": ("train all weights", {"train.method": "full"}),
-    "lora": ("train adapters: less memory, small files", LORA),
-    "lora, 4-bit base": ("adapters on a base quantized to NF4: least memory", {**LORA, "lora.base": "nf4"}),
+METHODS: Mapping[str, Mapping[str, str]] = {
+    "full": {"train.method": "full"},
+    "lora": {"train.method": "lora"},
+    "lora, 4-bit base": {"train.method": "lora", "lora.base": "nf4"},
 }
+FULL = Item("full", "train all weights")
+ADAPTERS = [
+    Item("lora", "train adapters: less memory, small files"),
+    Item("lora, 4-bit base", "adapters on a base quantized to NF4: least memory"),
+]
+NO_ADAPTERS = [Item("lora", "adapters need pretrained weights, which this model does not have", dim=True)]
 KEYS = (("enter", "choose"), ("esc", "back"), ("F2", "all settings"))
 
 
@@ -49,15 +56,24 @@ class FirstRun(Picker):
         if step == 0:
             return model_question(self._shared, title, (EXAMPLE,))
         if step == 1:
-            return data_question(self._shared, title=title)
-        return Question(title, _methods, paths=False)
+            draft = Draft(self._shared.draft.path)
+            draft.update(self.values)
+            return data_question(self._shared, draft, title)
+        return Question(title, self._adapters, paths=False, first=(FULL,))
+
+    async def _adapters(self) -> list[Item]:
+        """The methods besides training all weights."""
+        model = self.values["model.path"]
+        if model != TINY and await self._shared.helper.call(places.has_weights, model):
+            return ADAPTERS
+        return NO_ADAPTERS
 
     def _chosen(self) -> list[str]:
         return [self.values[key] for key in ("model.path", "data.train.0.path") if key in self.values]
 
     def taken(self, value: str) -> None:
         if self._step == 2:
-            self.values |= METHODS[value][1]
+            self.values |= METHODS[value]
             self.answer(value)
             return
         self.values[("model.path", "data.train.0.path")[self._step]] = value
@@ -74,7 +90,3 @@ class FirstRun(Picker):
 
     def action_all_settings(self) -> None:
         self.answer(None)
-
-
-async def _methods() -> list[Item]:
-    return [Item(name, about) for name, (about, _) in METHODS.items()]

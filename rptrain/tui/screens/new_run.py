@@ -1,24 +1,23 @@
 """The New run screen: a config with its plan, to edit and start."""
 
 import asyncio
-from contextlib import suppress
+import re
 from pathlib import Path
 from typing import ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Button, Static
 
-from rptrain.config.errors import ConfigError
 from rptrain.runs.run_dir import RunDir
 from rptrain.tui.context import Context
 from rptrain.tui.messages import OpenRun
 from rptrain.tui.screens.ask_name import AskName
-from rptrain.tui.screens.choices import data_question, file_question, model_question, settings_question
+from rptrain.tui.screens.choices import data_question, file_question, model_question, samples_of, settings_question
 from rptrain.tui.screens.closing import is_left, until_closed
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.data import DataBrowser
@@ -27,20 +26,19 @@ from rptrain.tui.screens.first_run import FirstRun
 from rptrain.tui.screens.picker import Picker
 from rptrain.tui.services import heavy
 from rptrain.tui.services.draft import Draft
-from rptrain.tui.services.fields import ALL, Field
+from rptrain.tui.services.edits import Edits
+from rptrain.tui.services.fields import Field, field_of, schema_name
 from rptrain.tui.services.helper import HelperError
-from rptrain.tui.services.recipe import recipe
 from rptrain.tui.widgets.advice_list import AdviceList
-from rptrain.tui.widgets.form import Form, method_of
+from rptrain.tui.widgets.form import Form
 from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.plan_panel import PlanPanel
-from rptrain.tui.widgets.sample_text import Samples, preview_text
+from rptrain.tui.widgets.sample_text import Samples
 from rptrain.tui.widgets.sizes import TALL
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError, describe
 
 PAUSE = 0.35  # seconds without typing before a plan is made
-CHOOSERS = {"model.path", "data.train.0.path", "train.method"}  # they set the initial values of other settings
 
 
 class NewRun(Screen[None]):
@@ -49,6 +47,7 @@ class NewRun(Screen[None]):
         Binding("ctrl+r", "start", "start"),
         Binding("ctrl+s", "save", "save"),
         Binding("ctrl+t", "browse", "samples"),
+        Binding("ctrl+n", "add_set", "add data set", show=False),
         Binding("ctrl+o", "open", "open", show=False),
         Binding("f6", "save_as", "save as", show=False),
         *(Binding(f"alt+{n},{n}", f"remedy({n})", "remedy", show=False) for n in range(1, 10)),
@@ -63,6 +62,7 @@ class NewRun(Screen[None]):
         ("ctrl+r", "save the config and start the run, if it fits"),
         ("ctrl+s", "save the config"),
         ("ctrl+t", "samples of the data, as the model reads them"),
+        ("ctrl+n ctrl+l", "add a data set; remove the one with the focus"),
         ("alt+1 alt+2 …", "take a change that makes the run fit"),
         ("ctrl+o", "open a config file or a past run's settings"),
         ("F6", "save the config under another name"),
@@ -72,14 +72,14 @@ class NewRun(Screen[None]):
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._shared = context
-        self._draft = context.draft
-        self._by_hand: set[str] = set()  # keys set by hand, which recipes no longer change
-        self._refused: dict[str, str] = {}  # values of the form that are not valid TOML: the message, by key
-        self._invalid: dict[str, str] = {}  # these, and values that the config refuses
-        self._touched = False  # edited since the file was opened
+        self._edits = Edits(context.draft)
         self._planned_text = ""  # the text of the shown plan
         self._left = False  # another screen was shown
         self._starts = False  # once the plan fits
+
+    @property
+    def _draft(self) -> Draft:
+        return self._edits.draft
 
     def compose(self) -> ComposeResult:
         yield TopBar("new", str(self._draft.path))
@@ -100,7 +100,7 @@ class NewRun(Screen[None]):
     def on_mount(self) -> None:
         self.query_one("#start", Button).disabled = True
         if not self._draft.path.exists():
-            self._suggest()
+            self._edits.suggest()
             self._fill()
         self.query_one(Form).focus_first()
         self._changed()
@@ -114,9 +114,8 @@ class NewRun(Screen[None]):
         """Asks the questions of the first run, and starts it once its plan fits."""
         first = FirstRun(self._shared)
         answer = await ask(self, first)
-        self._draft.update(first.values)
-        self._by_hand.update(first.values)
-        self._suggest()
+        self._edits.update(first.values)
+        self._edits.touched = False
         self._fill()
         self._changed()
         if answer is not None:
@@ -132,37 +131,19 @@ class NewRun(Screen[None]):
     def _take(self) -> None:
         """Applies the form to the draft. Called before the draft is read, because messages arrive late."""
         edited = {field.key: shown for field, shown in self.query_one(Form).edited()}
-        for key, shown in edited.items():
-            self._refused.pop(key, None)
-            try:
-                self._draft.put(key, shown)
-            except UserError as error:
-                self._refused[key] = str(error)
-            else:
-                self._by_hand.add(key)
-        if not CHOOSERS.isdisjoint(edited):
-            method = method_of(self._draft)  # a row of the other method is hidden
-            self._refused = {key: why for key, why in self._refused.items() if ALL[key].when in ("", method)}
-            self._suggest()
+        if self._edits.take(edited):
             self._fill()
         if edited:
-            self._starts, self._touched = False, True
+            self._starts = False
             self._changed()
 
-    def _fill(self) -> None:
+    def _fill(self) -> AwaitComplete:
         """Fills the form from the draft, except for rejected values, which the user has to correct."""
-        self.query_one(Form).show(self._draft, self._refused)
-
-    def _suggest(self) -> None:
-        draft = self._draft
-        for key, value in recipe(draft.shown("model.path"), draft.shown("data.train.0.path"), method_of(draft)).items():
-            if key not in self._by_hand:
-                with suppress(UserError):  # its place holds something else, which the plan reports
-                    draft.put(key, value)
+        return self.query_one(Form).show(self._draft, self._edits.refused)
 
     def _changed(self) -> None:
         changed = " *" if self._draft.is_changed else ""
-        self._shared.unsaved = self._touched and (self._draft.is_changed or bool(self._refused))
+        self._shared.unsaved = self._edits.unsaved
         self.query_one(TopBar).tell(f"{self._draft.path}{changed}")
         self.query_one(PlanPanel).busy = True
         self.query_one("#start", Button).disabled = True
@@ -175,7 +156,9 @@ class NewRun(Screen[None]):
     async def _plan(self) -> None:
         await asyncio.sleep(PAUSE)
         text = self._draft.text
-        if messages := self._check():
+        messages = self._edits.check()
+        self._mark()
+        if messages:
             self._show_problem("\n".join(f"· {message}" for message in messages))
             return
         try:
@@ -187,7 +170,8 @@ class NewRun(Screen[None]):
         panel.problem, panel.planned, panel.busy = "", planned, False
         self._planned_text = text if planned.fits else ""
         self.query_one("#start", Button).disabled = not planned.fits
-        self._invalid = {one["key"]: one["message"] for one in planned.report["refusals"] if one["key"] in ALL}
+        refusals = planned.report["refusals"]
+        self._edits.invalid = {one["key"]: one["message"] for one in refusals if field_of(one["key"])}
         self._mark()
         self.query_one(AdviceList).propose(planned)
         starts, self._starts = self._starts, False
@@ -196,23 +180,8 @@ class NewRun(Screen[None]):
         if self.query_one(Samples).display:
             self._show_samples()
 
-    def _check(self) -> list[str]:
-        """Marks invalid values in the form, and returns all mistakes."""
-        messages, self._invalid = list(self._refused.values()), dict(self._refused)
-        try:
-            self._draft.resolved()
-        except ConfigError as error:
-            for key, (_, message) in zip(error.keys, error.mistakes, strict=True):
-                messages.append(message)
-                if key in ALL:
-                    self._invalid.setdefault(key, message)
-        except UserError as error:
-            messages.append(str(error))
-        self._mark()
-        return messages
-
     def _mark(self) -> None:
-        self.query_one(Form).mark({key: _reason(key, message) for key, message in self._invalid.items()})
+        self.query_one(Form).mark({key: _reason(key, message) for key, message in self._edits.invalid.items()})
 
     def _show_problem(self, problem: str) -> None:
         panel = self.query_one(PlanPanel)
@@ -231,12 +200,7 @@ class NewRun(Screen[None]):
         if not values:
             return
         self._take()
-        self._draft.update(values)
-        self._touched = True
-        self._by_hand.update(values)
-        if "train.method" in values:
-            self._suggest()
-        self._refused = {key: why for key, why in self._refused.items() if key not in values}
+        self._edits.update(values)
         self._fill()
         self.query_one(Form).focus_first()
         self._changed()
@@ -253,39 +217,57 @@ class NewRun(Screen[None]):
     @work(exclusive=True, group="samples")
     @until_closed
     async def _show_samples(self) -> None:
-        self.query_one("#sample", Static).update(await self._sample(self._draft.text))
-
-    async def _sample(self, text: str) -> Content:
-        try:
-            return preview_text(await self._shared.helper.call(heavy.preview, self._draft.path, text))
-        except (UserError, HelperError) as error:
-            return Content.styled(str(error), "$error")
-
-    async def _sample_of(self, path: str) -> Content:
-        draft = Draft(self._draft.path, self._draft.text)
-        draft.put("data.train.0.path", path)
-        return await self._sample(draft.text)
+        self.query_one("#sample", Static).update(await samples_of(self._shared, self._draft))
 
     def action_browse(self) -> None:
         self._take()
-        if self._check():
+        if self._edits.check():
+            self._mark()
             self.notify("the data is shown once the marked values are right", severity="warning")
         else:
             self.app.push_screen(DataBrowser(self._shared, self._draft.path, self._draft.text))
 
     @on(Form.Listed)
     def _listed(self, event: Form.Listed) -> None:
-        self._choose(event.field.key)
+        self._choose(event.field)
 
     @work
     @until_closed
-    async def _choose(self, key: str) -> None:
+    async def _choose(self, field: Field) -> None:
         self._take()
-        is_model = key == "model.path"
-        question = model_question(self._shared) if is_model else data_question(self._shared, self._sample_of)
+        is_model = field.key == "model.path"
+        question = model_question(self._shared) if is_model else data_question(self._shared, self._draft)
         if chosen := await ask(self, Picker(question)):
-            self.query_one(Form).enter(ALL[key], chosen)
+            self.query_one(Form).enter(field, chosen)
             self._take()
+
+    @on(Form.Added)
+    @work
+    @until_closed
+    async def action_add_set(self) -> None:
+        self._take()
+        question = data_question(self._shared, self._draft, "A further data set")
+        if path := await ask(self, Picker(question)):
+            self._edits.add_train_set(path)
+            await self._sets_changed(self._draft.train_sets - 1)
+
+    @on(Form.Removed)
+    async def _remove_set(self, event: Form.Removed) -> None:
+        self._take()
+        if self._draft.train_sets == 1:
+            self.notify("a run needs a data set: enter another one in its place", severity="warning")
+        elif event.train_set is None:
+            self.notify("move to a data set to remove it", severity="warning")
+        else:
+            self._edits.remove_train_set(event.train_set)
+            await self._sets_changed(min(event.train_set, self._draft.train_sets - 1))
+
+    async def _sets_changed(self, train_set: int) -> None:
+        """Shows the data sets, and moves the focus to one of them."""
+        self._starts = False
+        await self._fill()
+        self._changed()
+        await self.correct(f"data.train.{train_set}.path")
 
     # ---- actions
 
@@ -304,8 +286,8 @@ class NewRun(Screen[None]):
         """Saves the draft; asks first if the file has changed on disk. Returns whether it was saved."""
         self._take()
         path = self._draft.path
-        if self._refused:
-            self.notify("\n".join(self._refused.values()), severity="error")
+        if self._edits.refused:
+            self.notify("\n".join(self._edits.refused.values()), severity="error")
             return False
         if self._draft.is_changed_outside:
             detail = "Another program changed or created the file. Saving discards its content."
@@ -326,7 +308,8 @@ class NewRun(Screen[None]):
     async def action_start(self) -> None:
         self._take()
         if self.query_one(PlanPanel).busy:
-            self._check()
+            self._edits.check()
+            self._mark()
         if self._planned_text != self._draft.text:
             self._say_why_not()
             return
@@ -349,8 +332,8 @@ class NewRun(Screen[None]):
     def _say_why_not(self) -> None:
         """Says why the run is not started; moves the focus to an invalid value."""
         panel = self.query_one(PlanPanel)
-        if self._invalid:
-            key, reason = next(iter(self._invalid.items()))
+        if self._edits.invalid:
+            key, reason = next(iter(self._edits.invalid.items()))
             self._reveal(key)
         elif panel.busy:
             reason = "the plan is not ready yet"
@@ -387,7 +370,7 @@ class NewRun(Screen[None]):
     @until_closed
     async def action_settings(self) -> None:
         key = await ask(self, Picker(settings_question(self._draft)))
-        if key in ALL:
+        if key is not None:
             self._reveal(key)
 
     def _reveal(self, key: str) -> None:
@@ -395,8 +378,8 @@ class NewRun(Screen[None]):
 
     async def correct(self, key: str | None) -> None:
         """Moves the focus to the setting that kept a run from starting, if it is known."""
-        if key is not None:
-            await self.query_one(Form).reveal(ALL[key])
+        if key is not None and (field := field_of(key)):
+            await self.query_one(Form).reveal(field)
 
     # ---- files
 
@@ -406,16 +389,20 @@ class NewRun(Screen[None]):
         chosen = await ask(self, Picker(file_question(self._shared)))
         if chosen is None:
             return
-        self._take()
-        if self._shared.unsaved:
-            detail = "Its edits would be lost."
-            if not await ask(self, Confirm(f"Leave {self._draft.path} without saving?", "Leave", detail)):
-                return
         path = Path(chosen).expanduser()
-        if path.is_dir():
-            self.begin_with(path)
-        else:
-            self._open(path)
+        if await self._may_lose_edits():
+            if path.is_dir():
+                self._take_over(path)
+            else:
+                self._open(path)
+
+    async def _may_lose_edits(self) -> bool:
+        """Asks whether unsaved edits may be lost, if there are any."""
+        self._take()
+        if not self._shared.unsaved:
+            return True
+        detail = "Its edits would be lost."
+        return bool(await ask(self, Confirm(f"Leave {self._draft.path} without saving?", "Leave", detail)))
 
     def _open(self, path: Path) -> None:
         try:
@@ -425,8 +412,7 @@ class NewRun(Screen[None]):
         except (UserError, OSError) as error:
             self.notify(describe(error), severity="error")
             return
-        self._draft = self._shared.draft = draft
-        self._by_hand, self._refused, self._touched = set(), {}, False
+        self._edits, self._shared.draft = Edits(draft), draft
         self._fill()
         self._changed()
 
@@ -445,25 +431,33 @@ class NewRun(Screen[None]):
         else:
             self._draft.path = before
 
-    def begin_with(self, run: Path) -> None:
-        """Takes the settings of an earlier run, for a new run in the same file."""
+    @work
+    @until_closed
+    async def begin_with(self, run: Path) -> None:
+        """Takes the settings of an earlier run, for a new run in the same file. Asks first if edits would be lost."""
+        if await self._may_lose_edits():
+            self._take_over(run)
+
+    def _take_over(self, run: Path) -> None:
         try:
             config = RunDir(run).config()
             self._draft.become(config.model_copy(update={"save": config.save.model_copy(update={"resume": "auto"})}))
         except UserError as error:
             self.notify(str(error), severity="error")
             return
-        self._by_hand, self._refused, self._touched = set(), {}, True
+        self._edits = Edits(self._draft)
+        self._edits.touched = True
         self._fill()
         self._changed()
         self.notify(f"using the settings of {run.name}")
 
 
 def _about(field: Field) -> str:
-    hint = "  ·  enter: what is on this machine" if field.key.endswith("path") else ""
+    hint = "  ·  enter: what is on this machine" if field.is_listed else ""
     return f"{field.name}: {field.about}{hint}"
 
 
 def _reason(key: str, message: str) -> str:
-    """A message without the key, for the place beside its value."""
-    return message.removeprefix(f"`{key}`").removeprefix(key).lstrip(": ")
+    """A message without the key, or that of an item of its list, for the place beside its value."""
+    names = f"{re.escape(key)}|{re.escape(schema_name(key))}"
+    return re.sub(rf"\A`?(?:{names})(?:\.\d+)?`?[: ]*", "", message)

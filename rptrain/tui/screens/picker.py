@@ -35,7 +35,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Question:
-    """`find` returns the items; `show`, if given, returns a preview of the highlighted one.
+    """`find` returns the items; `show`, if given, returns a preview of the highlighted one, or of a typed path.
 
     `first`: items that are known already; `paths`: whether the typed text may be a path, of a file with one of
     `suffixes` if there are any.
@@ -117,7 +117,8 @@ class Picker(Dialog[str | None]):
         options.loading = False
 
     def on_input_changed(self) -> None:
-        self._narrow()
+        if not self._narrow() and self._question.paths and (typed := self.query_one(Typed).value.strip()):
+            self._preview(typed)
 
     def _narrow(self) -> int:
         """Filters the list by the typed text; returns the number of listed items."""
@@ -155,25 +156,32 @@ class Picker(Dialog[str | None]):
         options.highlighted = 0 if found else None
         return len(found)
 
-    def _value(self, option: Option) -> str:
+    def _item(self, option: Option) -> Item:
         assert self._items is not None and option.id is not None
-        return self._items[int(option.id)].value
+        return self._items[int(option.id)]
+
+    def _take(self, item: Item) -> None:
+        """Answers with an item; says why if it cannot be used."""
+        if item.dim:
+            self.notify(f"{item.value}: {item.about.strip()}", severity="warning")
+        else:
+            self.taken(item.value)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         if self._question.show is not None and event.option.id is not None:
-            self._preview(self._value(event.option))
+            self._preview(self._item(event.option).value)
 
     @work(exclusive=True, group="preview")
     async def _preview(self, value: str) -> None:
-        assert self._question.show is not None
-        sample = self.query_one("#sample", Static)
+        question, sample = self._question, self.query_one("#sample", Static)
         sample.update(Content.styled("reading …", "$muted"))
         await asyncio.sleep(PAUSE)
-        sample.update(await self._question.show(value))
+        if question.show is not None and question is self._question:
+            sample.update(await question.show(value))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         if event.option.id is not None:
-            self.taken(self._value(event.option))
+            self._take(self._item(event.option))
 
     def action_move(self, by: int) -> None:
         count = self._narrow()
@@ -186,7 +194,7 @@ class Picker(Dialog[str | None]):
         options = self.query_one(OptionList)
         typed = self.query_one(Input).value.strip()
         if count and options.highlighted is not None:
-            self.taken(self._value(options.get_option_at_index(options.highlighted)))
+            self._take(self._item(options.get_option_at_index(options.highlighted)))
         elif typed and self._question.paths:
             self.taken(typed)
 

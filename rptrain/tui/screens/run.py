@@ -22,7 +22,7 @@ from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.exporting import export_run
-from rptrain.tui.services.fields import ALL
+from rptrain.tui.services.fields import schema_name
 from rptrain.tui.services.launch import Launched, log_of
 from rptrain.tui.services.replay import Replay
 from rptrain.tui.services.start_errors import error_of, first_line, setting_of
@@ -248,7 +248,7 @@ class RunScreen(Screen[None]):
         banner, error, ending = self.query_one(Banner), self._start_error, self._ending
         if error is not None:
             key = self._to_correct(error)
-            place = f"at {ALL[key].name} in New run" if key else "in New run"
+            place = f"at {schema_name(key)} in New run" if key else "in New run"
             fresh = self._launched is not None and self._launched.fresh
             again = f"esc: correct it {place}" if fresh else "r tries again"
             banner.show(f"Training failed to start: {first_line(error)}", again)

@@ -16,6 +16,8 @@ from rptrain.config.resolve import Resolved, parse_value, resolve
 from rptrain.config.schema import Config, keys
 from rptrain.config.toml_lines import KeyPath
 from rptrain.runs.outputs import replace_text
+from rptrain.tui.services import tables
+from rptrain.tui.services.fields import schema_name
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.files import read_small_text
 
@@ -29,7 +31,10 @@ path = "tiny-tasks"
 [[data.train]]
 path = "builtin:tasks"
 """
-PLAIN = frozenset({"model.path", "data.train.0.path", "save.output_dir", "log.run_name", "data.chat_template"})
+# Keys with text, which is written without quotes.
+PLAIN = frozenset(
+    {"model.path", "data.train.path", "data.val.path", "save.output_dir", "log.run_name", "data.chat_template"}
+)
 
 
 class Draft:
@@ -121,6 +126,20 @@ class Draft:
         for key, shown in values.items():
             self.put(key, shown)
 
+    @property
+    def train_sets(self) -> int:
+        """The number of training sets; at least 1, because one that is missing has to be set."""
+        sets = _at(self._document, ("data", "train"))
+        return max(1, len(sets)) if isinstance(sets, list) else 1
+
+    def add_train_set(self, path: str) -> None:
+        """Adds a training set after the others. Raises UserError as `put`."""
+        self.put(f"data.train.{self.train_sets}.path", path)
+
+    def remove_train_set(self, number: int) -> None:
+        """Removes one of several training sets, from 0, with its comments."""
+        tables.remove(_at(self._document, ("data", "train")), number)
+
     def become(self, config: Config) -> None:
         """Changes the text to a config's values that differ from the defaults.
 
@@ -174,7 +193,7 @@ class Draft:
             is_array = isinstance(parts[depth + 1], int)
             if isinstance(part, int):
                 if part == len(node):
-                    node.append(_table_in(node))
+                    tables.append(node)
             elif part not in node:
                 if value is None:
                     return
@@ -184,21 +203,24 @@ class Draft:
         if value is None:
             node.pop(last, None)
         else:
-            node[last] = value
+            if isinstance(node, Table) and last not in node:
+                tables.add_key(node, str(last), value)
+            else:
+                node[str(last)] = value
             if isinstance(value, Item) and not isinstance(value, Table | AoT):
                 value.trivia.comment = value.trivia.comment_ws = ""  # it was about the value before
 
 
-def _table_in(tables: AoT | list[Any]) -> Any:
-    """An empty table in the form that fits its place: [[data.train]], or train = [{…}]."""
-    return tomlkit.table() if isinstance(tables, AoT) else tomlkit.inline_table()
+def method_of(draft: Draft) -> str:
+    """The method of a config: adapters if it has a [lora] table."""
+    return draft.shown("train.method") or ("lora" if draft.has("lora") else "full")
 
 
 def _item(key: str, shown: str) -> Item:
     """The value for the document; a number keeps its notation, such as 2e-5."""
     if not shown.startswith("[") and _is_list(key):
         return tomlkit.item([parse_value(part.strip()) for part in shown.split(",")])
-    value = shown if key in PLAIN else parse_value(shown)
+    value = shown if schema_name(key) in PLAIN else parse_value(shown)
     if not isinstance(value, str):
         with suppress(TOMLKitError):  # a comment after it is removed
             return tomlkit.value(shown)
@@ -207,7 +229,7 @@ def _item(key: str, shown: str) -> Item:
 
 def _is_list(key: str) -> bool:
     """Whether the key accepts only a list."""
-    field = keys().get(key.replace(".0.", "."))
+    field = keys().get(schema_name(key))
     return field is not None and get_origin(field.annotation) is tuple
 
 

@@ -1,10 +1,14 @@
 """The settings on the New run screen, by group; help lines and choices come from the config's schema."""
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args, get_origin
 
 from rptrain.config.schema import keys
+
+_NUMBER = re.compile(r"\.(\d+)\.")  # of a data set in a key, from 0
+_LISTED = frozenset({"model.path", "data.train.path", "data.val.path"})
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,23 @@ class Field:
     @property
     def name(self) -> str:
         """The key in the tree of the config."""
-        return self.key.replace(".0.", ".")
+        return schema_name(self.key)
+
+    @property
+    def train_set(self) -> int | None:
+        """The number of the training set that it belongs to, from 0."""
+        found = _NUMBER.search(self.key)
+        return int(found[1]) if found and self.key.startswith("data.train.") else None
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether it belongs to one of the GROUPS."""
+        return self in FIELDS or (self.train_set is not None and self in set_fields(self.train_set))
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether its values can be chosen from what is on this machine."""
+        return self.name in _LISTED
 
     @property
     def about(self) -> str:
@@ -56,12 +76,27 @@ class Field:
         return ("true", "false") if annotation is bool else ()
 
 
+def schema_name(key: str) -> str:
+    """A key without the number of a data set."""
+    return _NUMBER.sub(".", key)
+
+
+def set_fields(number: int) -> tuple[Field, ...]:
+    """The settings of a training set, from 0."""
+    place = f"data.train.{number}"
+    return (
+        Field(f"{place}.path", f"data {number + 1}" if number else "data"),
+        Field(f"{place}.weight", "  weight"),
+        Field(f"{place}.format", "  format", choices=get_args(keys()["data.train.format"].annotation)),
+    )
+
+
 GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
     (
         "Model and data",
         (
             Field("model.path", "model"),
-            Field("data.train.0.path", "data"),
+            *set_fields(0),
             Field("train.method", "method"),
             Field("lora.r", "rank", "lora"),
             Field("lora.lora_alpha", "alpha", "lora"),
@@ -129,3 +164,13 @@ def _all() -> Iterator[Field]:
 
 
 ALL = {field.key: field for field in _all()}
+
+
+def field_of(key: str) -> Field | None:
+    """The field of a key, of any data set; None if the config has no such key."""
+    if key in ALL or not (found := _NUMBER.search(key)):
+        return ALL.get(key)
+    if key.startswith("data.train.") and (known := {field.key: field for field in set_fields(int(found[1]))}.get(key)):
+        return known
+    first = ALL.get(_NUMBER.sub(".0.", key))
+    return replace(first, key=key, label=f"{first.label} {int(found[1]) + 1}") if first else None

@@ -64,15 +64,26 @@ def data(folders: Sequence[str]) -> list[FoundData]:
     return found
 
 
+def has_weights(model: str) -> bool:
+    """Whether a model, named as in a config, has files with weights. Raises UserError if there is no such model."""
+    from rptrain.models import registry
+
+    return _has_weights(registry.locate(model))
+
+
+def _has_weights(directory: Path) -> bool:
+    return any(name.endswith(".safetensors") for name in _names(directory))
+
+
 def _model(path: str, directory: Path, source: str) -> FoundModel:
     from rptrain.models import registry
 
-    has_weights = any(name.endswith(".safetensors") for name in _names(directory)) or path == "tiny-tasks"
+    weights = _has_weights(directory) or path == "tiny-tasks"
     try:
         spec = registry.build(registry.read_config(directory))
     except UserError as error:
-        return FoundModel(path, source, 0, str(error), has_weights)
-    return FoundModel(path, source, spec.num_parameters, spec.architecture.removesuffix("ForCausalLM"), has_weights)
+        return FoundModel(path, source, 0, str(error), weights)
+    return FoundModel(path, source, spec.num_parameters, spec.architecture.removesuffix("ForCausalLM"), weights)
 
 
 def _folders(places: Sequence[str]) -> Iterator[tuple[str, Path]]:

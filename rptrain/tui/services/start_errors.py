@@ -1,15 +1,15 @@
 """What a trainer that did not start says: the first line of its error, and the setting to correct."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count, takewhile
 
-from rptrain.tui.services.fields import ALL
+from rptrain.tui.services.fields import ALL, field_of
 
 _CONTINUES = re.compile(r"\s|- |… and ")  # the beginning of a line that belongs to the one before it
 _KEYS = {key: key for key in ALL} | {field.name: key for key, field in ALL.items()}
-_INDEX = re.compile(r"\b(data\.(?:train|val))\.\d+\.")
+_OF_SET = re.compile(r"\bdata\.(?:train|val)\.\d+\.\w+")
 _KEY = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, sorted(_KEYS, key=len, reverse=True)))})(?![\w.]*\w)")
-_VALUES = ("data.train.0.path", "model.path")  # settings whose values errors name instead of the key
 
 
 def error_of(output: str) -> str:
@@ -29,6 +29,14 @@ def setting_of(error: str, value_of: Callable[[str], str]) -> str | None:
     """The setting that an error is about: its key in the form; None if that is unknown. `value_of`: the value of a
     key.
     """
-    if found := _KEY.search(_INDEX.sub(r"\1.", error)):
+    if (found := _OF_SET.search(error)) and field_of(found[0]):
+        return found[0]
+    if found := _KEY.search(error):
         return _KEYS[found[0]]
-    return next((key for key in _VALUES if (value := value_of(key)) and value in error), None)
+    return next((key for key in _named_by_value(value_of) if (value := value_of(key)) and value in error), None)
+
+
+def _named_by_value(value_of: Callable[[str], str]) -> Iterator[str]:
+    """The keys of settings whose values errors name instead of the key."""
+    yield from takewhile(value_of, (f"data.train.{number}.path" for number in count()))
+    yield "model.path"

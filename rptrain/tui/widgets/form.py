@@ -6,13 +6,15 @@ from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.events import Click
 from textual.message import Message
 from textual.widgets import Input, Label, Static
 
-from rptrain.tui.services.draft import Draft
-from rptrain.tui.services.fields import ALL, FIELDS, GROUPS, Field
+from rptrain.tui.services.draft import Draft, method_of
+from rptrain.tui.services.fields import FIELDS, GROUPS, Field, field_of, set_fields
 from rptrain.tui.services.paths import PathSuggester
 from rptrain.tui.services.places import DATA_SUFFIXES
 from rptrain.tui.widgets.choice import Choice
@@ -20,7 +22,7 @@ from rptrain.tui.widgets.entry import Entry
 from rptrain.utils.text import as_message
 
 TITLE = 2  # lines of a group's title
-LISTED = ("model.path", "data.train.0.path")  # enter shows the choices
+LAST_OF_SET = set_fields(0)[-1]
 
 
 class Row(Vertical):
@@ -38,20 +40,22 @@ class Row(Vertical):
 
     def compose(self) -> ComposeResult:
         field = self.field
-        with Horizontal(classes="row" if field in FIELDS else "row other"):
+        with Horizontal(classes="row" if field.is_grouped else "row other"):
             yield Label(field.label, classes="label")
             if field.options:
                 self.editor = Choice(field.options, self.told, id=field.id)
                 yield self.editor
             else:
-                suffixes = DATA_SUFFIXES if field.key == "data.train.0.path" else ()
-                suggester = PathSuggester(suffixes) if field.key in LISTED else None
+                suffixes = () if field.key == "model.path" else DATA_SUFFIXES
+                suggester = PathSuggester(suffixes) if field.is_listed else None
                 self.editor = Entry(
                     self.told, placeholder=field.placeholder, suggester=suggester, id=field.id, compact=True
                 )
                 yield self.editor
-                if field.key in LISTED:
+                if field.is_listed:
                     yield Label("▾", classes="more")
+                if field.name == "data.train.path":
+                    yield Label("✕", classes="remove")
         yield self._reason
 
     def write(self, shown: str) -> None:
@@ -63,6 +67,14 @@ class Row(Vertical):
         """Shows why the value is invalid; an empty reason removes the mark."""
         self._reason.update(as_message(f"✗ {reason}") if reason else "")
         self.set_class(bool(reason), "-invalid")
+
+
+class Sets(Horizontal):
+    """The line below the data sets: the keys that add and remove one."""
+
+    def compose(self) -> ComposeResult:
+        yield Label("+ data set ^n", classes="add")
+        yield Label("✕ remove ^l", classes="remove")
 
 
 class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
@@ -78,6 +90,7 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
         Binding("pageup", "page(-1)", "page before", show=False),
         Binding("ctrl+home", "ends(0)", "first", show=False),
         Binding("ctrl+end", "ends(-1)", "last", show=False),
+        Binding("ctrl+l", "remove", "remove data set", show=False),
     ]
 
     class Edited(Message):
@@ -95,6 +108,15 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
 
         field: Field
 
+    class Added(Message):
+        """Another data set was requested."""
+
+    @dataclass
+    class Removed(Message):
+        """A data set is to be removed: its number, or None if the focus is on none."""
+
+        train_set: int | None
+
     def __init__(self, draft: Draft) -> None:
         super().__init__(id="form")
         self._draft = draft
@@ -105,12 +127,16 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
             yield Label(title, classes="group")
             for field in fields:
                 yield Row(field, _shown(field, self._draft))
+                if field == LAST_OF_SET:
+                    for number in range(1, self._draft.train_sets):
+                        yield from self._rows_of_set(number)
+                    yield Sets(classes="row")
         yield Label("All other settings F5", classes="group")
         for field in self._others():
             yield Row(field, _shown(field, self._draft))
 
     def on_mount(self) -> None:
-        self._show_method()
+        self._show_rows()
 
     def edited(self) -> list[tuple[Field, str]]:
         """The edits since the last call."""
@@ -121,15 +147,24 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
                 found.append((row.field, row.told))
         return found
 
-    def show(self, draft: Draft, besides: Container[str] = ()) -> None:
-        """Updates the rows from the draft, except those of some keys. Read `edited` before."""
+    def show(self, draft: Draft, besides: Container[str] = ()) -> AwaitComplete:
+        """Updates the rows from the draft, except those of some keys. Read `edited` before.
+
+        New rows can be used once the result was awaited.
+        """
         self._draft = draft
         there = {row.field for row in self.query(Row)}
-        self.mount_all(Row(field, _shown(field, draft)) for field in self._others() if field not in there)
         for row in self.query(Row):
-            if row.field.key not in besides:
+            if (row.field.train_set or 0) >= draft.train_sets:
+                row.remove()
+            elif row.field.key not in besides:
                 row.write(_shown(row.field, draft))
-        self._show_method()
+        numbers = [number for number in range(1, draft.train_sets) if set_fields(number)[0] not in there]
+        rows = [row for number in numbers for row in self._rows_of_set(number)]
+        others = [Row(field, _shown(field, draft)) for field in self._others() if field not in there]
+        mounted = AwaitComplete(self.mount_all(rows, before=self.query_one(Sets)), self.mount_all(others))
+        self._show_rows()
+        return mounted
 
     def enter(self, field: Field, value: str) -> None:
         """Sets a value as if the user had typed it."""
@@ -139,8 +174,9 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
 
     def mark(self, reasons: Mapping[str, str]) -> None:
         """Marks the settings with an invalid value: the reasons, by key."""
-        there = {row.field.key for row in self.query(Row)}
-        self.mount_all(Row(ALL[key], _shown(ALL[key], self._draft)) for key in reasons if key not in there)
+        there = {row.field for row in self.query(Row)}
+        fields = {field for key in reasons if (field := field_of(key)) is not None}
+        self.mount_all(Row(field, _shown(field, self._draft)) for field in fields - there)
         for row in self.query(Row):
             row.mark(reasons.get(row.field.key, ""))
         self.call_after_refresh(self._show_focus)
@@ -210,12 +246,20 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
 
     def _others(self) -> Iterator[Field]:
         """The settings of the draft that are in no group."""
-        return (ALL[key] for key in self._draft.set_keys() if key in ALL and ALL[key] not in FIELDS)
+        fields = map(field_of, self._draft.set_keys())
+        return (field for field in fields if field is not None and not field.is_grouped)
 
-    def _show_method(self) -> None:
-        method, focused, before = method_of(self._draft), self._focused(), self._displayed()
+    def _rows_of_set(self, number: int) -> Iterator[Row]:
+        return (Row(field, _shown(field, self._draft)) for field in set_fields(number))
+
+    def _show_rows(self) -> None:
+        """Shows the rows of the method, and of a single data set only what is set."""
+        draft, focused, before = self._draft, self._focused(), self._displayed()
+        several, method = draft.train_sets > 1, method_of(draft)
+        self.set_class(several, "-several")
         for row in self.query(Row):
-            row.display = row.field.when in ("", method)
+            detail = row.field in set_fields(0)[1:] and not draft.shown(row.field.key)
+            row.display = row.field.when in ("", method) and (several or not detail)
         if focused is not None and not focused.display:
             above = [row for row in before[: before.index(focused)] if row.display]
             self._focus(above[-1])
@@ -234,24 +278,33 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
         row = self._focused()
-        if row is not None and row.field.key in LISTED:
+        if row is not None and row.field.is_listed:
             self.post_message(self.Listed(row.field))
         else:
             self.action_move(1)
 
-    def on_click(self, event: object) -> None:
-        widget = getattr(event, "widget", None)
-        if isinstance(widget, Label) and widget.has_class("more"):
-            row = next(node for node in widget.ancestors if isinstance(node, Row))
+    def action_remove(self) -> None:
+        row = self._focused()
+        self.post_message(self.Removed(row.field.train_set if row else None))
+
+    @on(Click, ".add")
+    def _add(self) -> None:
+        self.post_message(self.Added())
+
+    @on(Click, ".more")
+    @on(Click, ".remove")
+    def _clicked(self, event: Click) -> None:
+        assert event.widget is not None
+        row = next((node for node in event.widget.ancestors if isinstance(node, Row)), None)
+        if row is None:
+            self.action_remove()
+        elif event.widget.has_class("more"):
             self.post_message(self.Listed(row.field))
+        else:
+            self.post_message(self.Removed(row.field.train_set))
 
 
 def _shown(field: Field, draft: Draft) -> str:
     if field.key == "train.method":
         return method_of(draft)
     return draft.shown(field.key) or (field.default if field.options else "")
-
-
-def method_of(draft: Draft) -> str:
-    """The method of a config: adapters if it has a [lora] table."""
-    return draft.shown("train.method") or ("lora" if draft.has("lora") else "full")

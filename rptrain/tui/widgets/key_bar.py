@@ -1,8 +1,8 @@
 """The last line of a screen: its keys, and F1, which lists all, at the right end of a terminal of any width."""
 
 from textual.app import ComposeResult
-from textual.widgets import Footer
-from textual.widgets._footer import FooterKey
+from textual.content import Content
+from textual.widgets import Footer, Label
 
 
 class KeyBar(Footer):
@@ -10,5 +10,15 @@ class KeyBar(Footer):
         super().__init__(show_command_palette=False)
 
     def compose(self) -> ComposeResult:
-        yield FooterKey("f1", "F1", "keys", "app.help", classes="-command-palette")
+        yield HelpKey()
         yield from super().compose()
+
+
+class HelpKey(Label):
+    ALLOW_SELECT = False
+
+    def __init__(self) -> None:
+        super().__init__(Content.assemble(("F1", "bold $footer-key-foreground"), " keys"))
+
+    def on_mouse_down(self) -> None:
+        self.app.simulate_key("f1")
