@@ -19,7 +19,7 @@ from rptrain.engine.meter import Meter, Stamp
 from rptrain.engine.trace import Arrival, ComputeInterval, Copy, Span, Trace, Work
 from rptrain.schedule.plan import Computation, Kind, Slot, Stage
 
-KEPT = 4  # iterations of which the computations are kept
+KEPT = 8  # iterations of which the computations are kept
 
 LayerTimer = Callable[[meter.Kind, int], AbstractContextManager[None]]  # kind of pass, the layer's place in the stack
 

@@ -9,17 +9,23 @@ from rptrain.schedule.plan import Computation
 from rptrain.schedule.simulate import COMPUTATION, simulate
 
 CHUNK = 256 << 20  # bytes of a copy: smaller ones take longer to simulate
-SHOWN = 4  # the iteration that is shown: the first ones fill the pipeline
+SHOWN = 6  # the iteration that is shown: the first ones fill the pipeline
+SHOWN_OF_MANY = 2  # the same with more than MANY computations in a step
+MANY, MOST = 2000, 10_000  # with more than MOST, the simulation would take longer than a second or two
 
 
-def simulated_step(run: RunPlan) -> Schedule:
-    """A step of the plan in the steady state. Takes up to a second for large plans."""
+def simulated_step(run: RunPlan) -> Schedule | None:
+    """A step of the plan in the steady state; None if it has too many micro-batches to be simulated quickly."""
+    count = run.plan.micro_batches * len(run.plan.stages)
+    if count > MOST:
+        return None
+    shown = SHOWN if count <= MANY else SHOWN_OF_MANY
     plan, setting = run.plan, run.setting
     links = setting.links and replace(setting.links, chunk=CHUNK)
-    timeline = simulate(dispatch(plan, run.costs, links=links, lag=setting.lag, iterations=SHOWN + 2))
+    timeline = simulate(dispatch(plan, run.costs, links=links, lag=setting.lag, iterations=shown + 2))
     slots = {
         (iteration, slot.round, slot.stage.kind, slot.stage.layers): slot.index
-        for iteration in range(SHOWN + 2)
+        for iteration in range(shown + 2)
         for slot in plan.slots(iteration)
     }
     devices: list[list[Computation]] = [[] for _ in range(plan.devices)]
@@ -27,7 +33,7 @@ def simulated_step(run: RunPlan) -> Schedule:
         if task.kind in COMPUTATION:
             slot = slots[task.iteration, task.round, task.kind, task.layers]
             devices[task.device].append(Computation(task.iteration, slot, start, end))
-    step = window(devices, SHOWN)
+    step = window(devices, shown)
     assert step is not None
     alone = plan.devices < plan.replicas  # each device computes whole rounds
     shift = plan.rounds if alone else plan.turns * len(plan.stages)

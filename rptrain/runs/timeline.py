@@ -4,7 +4,7 @@ Devices work on two steps at a time in async, so a timeline shows not the comput
 as long as a step: from the end of the step before to the end of the step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
@@ -75,19 +75,19 @@ class Schedule:
 def window(devices: Sequence[Iterable[Computation]], iteration: int, step: int | None = None) -> StepTimeline | None:
     """The window of an iteration, of which all computations are given, as are those of its neighbors that overlap it.
 
-    Two iterations share a window if they end in pairs, as some plans have it in async. Without an iteration before it,
-    the window begins with its first computation. None if the iteration has no computations.
+    Two iterations share a window if they end in pairs, as some plans have it in async. The window of the first
+    iteration begins with its first computation. None if the iteration, or the one before, has no computations.
     """
     known = [[*lane] for lane in devices]
     ends: dict[int, float] = {}
     for one in (one for lane in known for one in lane):
         ends[one.iteration] = max(one.end, ends.get(one.iteration, one.end))
-    if iteration not in ends:
+    if iteration not in ends or (iteration > 0 and iteration - 1 not in ends):
         return None
     end, steps = ends[iteration], 1
-    if iteration - 1 not in ends:
+    if iteration == 0:
         start = min(one.start for lane in known for one in lane if one.iteration == iteration)
-    elif iteration - 2 in ends and not _alike(end - ends[iteration - 1], ends[iteration - 1] - ends[iteration - 2]):
+    elif _end_in_pairs(ends, iteration):
         start, steps = ends[iteration - 2], 2
     else:
         start = ends[iteration - 1]
@@ -100,9 +100,17 @@ def window(devices: Sequence[Iterable[Computation]], iteration: int, step: int |
     return StepTimeline(iteration, round(seconds, 6), busy, blocks, step, steps)
 
 
+def _end_in_pairs(ends: Mapping[int, float], iteration: int) -> bool:
+    """Whether steps up to this one took long and short times in turn."""
+    if any(iteration - back not in ends for back in range(5)):
+        return False
+    last, before, *earlier = (ends[iteration - back] - ends[iteration - back - 1] for back in range(4))
+    return not _alike(last, before) and _alike(last, earlier[0]) and _alike(before, earlier[1])
+
+
 def _alike(one: float, other: float) -> bool:
-    """Whether the durations of two steps differ by less than a factor of PAIRED."""
-    return max(one, other) < PAIRED * min(one, other)
+    """Whether two durations differ by less than a factor of PAIRED."""
+    return max(one, other) <= PAIRED * min(one, other)
 
 
 def _cut(one: Computation, start: float, end: float) -> Computation:

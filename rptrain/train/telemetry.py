@@ -165,14 +165,17 @@ class Telemetry:
 
     def _due_timeline(self, now: float) -> StepTimeline | None:
         """The timeline of the last step that nothing interrupted, if it is time to record one."""
-        if now - self._with_timeline < TIMELINE:
+        since = now - self._with_timeline
+        if since < TIMELINE:
             return None
+        found = None
         last = self.last
         if self._watched is not None and last is not None and last.seconds is not None:
             engine, done = self._watched
-            self._timeline = window(engine.computations(), last.step - 1 - done, last.step) or self._timeline
-        if self._timeline is not None:
-            self._with_timeline = now
+            found = window(engine.computations(), last.step - 1 - done, last.step)
+        if found is None and (self._timeline is None or since < 2 * TIMELINE):
+            return None
+        self._timeline, self._with_timeline = found or self._timeline, now
         return self._timeline
 
     def _lanes(self, activity: Activity, done: int) -> Iterator[LaneRecord]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rptrain.planner.simulated_step import SHOWN, simulated_step
+from rptrain.planner.simulated_step import SHOWN, SHOWN_OF_MANY, simulated_step
 from rptrain.runs.timeline import Schedule
 from rptrain.schedule.dispatch import Links
 from rptrain.schedule.plan import Plan
@@ -20,7 +20,9 @@ STAGES = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 def simulated(plan: Plan, lag: int) -> Schedule:
     costs = random_costs(Random(1), 5, updates=(1,), params=8)
     run: Any = SimpleNamespace(plan=plan, costs=costs, setting=SimpleNamespace(lag=lag, links=Links(1e3, 1e3, 1)))
-    return simulated_step(run)
+    schedule = simulated_step(run)
+    assert schedule is not None
+    return schedule
 
 
 @pytest.mark.parametrize(
@@ -45,3 +47,10 @@ def test_in_async_the_neighbors_of_a_step_fill_its_window():
     for step in (sync, later):
         assert all(0 <= block.start < block.end <= step.seconds for lane in step.devices for block in lane)
         assert all(one.end <= next.start + 1e-6 for lane in step.devices for one, next in pairwise(lane))
+
+
+def test_steps_of_many_micro_batches_are_simulated_in_less_time_or_not_at_all():
+    schedule = simulated(Plan.parse(f"{STAGES} | N=2 M=480 MR=8"), lag=1)
+    assert schedule.step.iteration == SHOWN_OF_MANY and schedule.step.busy_share > 0.9
+    too_many: Any = SimpleNamespace(plan=Plan.parse(f"{STAGES} | N=2 M=4096 MR=8"))
+    assert simulated_step(too_many) is None

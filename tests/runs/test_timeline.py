@@ -1,5 +1,7 @@
 """Windows of a step, from what devices computed."""
 
+from itertools import pairwise
+
 import pytest
 
 from rptrain.runs.timeline import Block, Schedule, StepTimeline, window
@@ -42,14 +44,22 @@ def test_micro_batches_of_a_slot_are_one_block_unless_the_device_waits_between_t
 
 
 def test_steps_that_end_in_pairs_share_a_window():
-    lane = computed((0, 0, 0, 10), (1, 0, 10, 18), (2, 0, 18, 19), (3, 0, 19, 28), (4, 0, 28, 29))
+    ends = (10, 11, 20, 21, 30, 31)
+    lane = computed(*((n, 0, start, end) for n, (start, end) in enumerate(pairwise(ends))))
     step = window((lane,), 4)
     assert step is not None and (step.seconds, step.steps, step.seconds_per_step) == (10, 2, 5)
     assert [block.slot for block in step.devices[0]] == [0, 0]
 
 
+def test_a_step_after_an_interrupted_one_is_no_pair():
+    lane = computed(*((n, 0, start, start + 1) for n, start in enumerate((0, 1, 2, 50, 51))))
+    step = window((lane,), 4)
+    assert step is not None and (step.seconds, step.steps) == (1, 1)
+
+
 def test_without_the_computations_of_a_step_there_is_no_window():
     assert window((computed((0, 0, 0, 10)), []), 1) is None
+    assert window((computed((2, 0, 0, 10)),), 2) is None, "when it began is not known"
     assert window((), 0) is None
 
 

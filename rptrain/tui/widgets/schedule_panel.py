@@ -23,6 +23,7 @@ from rptrain.utils.units import format_percent, format_seconds
 
 WHICH = 8  # characters for "planned" and "actual"
 SHARE = 5  # characters for a percentage
+SHORTEST = 1.0  # seconds of an axis that shows the current time: records are made four times per second
 OTHER = ("▒", "$foreground")  # a kind of stage of another version
 HINT = "t back"
 
@@ -42,7 +43,7 @@ class Part:
     @classmethod
     def of(cls, view: RunView, *, titled: bool) -> "Part":
         actual, schedule = view.timeline, view.schedule
-        planned = stages = None
+        planned, stages = None, tuple("".join(view.plan[:1]).partition("|")[0].split())
         if schedule is not None:
             planned = schedule.step if actual is None else schedule.at(actual.iteration)
             stages = schedule.stages
@@ -52,7 +53,7 @@ class Part:
             view.name if titled else "",
             view.devices,
             tuple(_doing(lane.now) for lane in view.lanes),
-            stages or (),
+            stages,
             planned,
             actual,
             elapsed,
@@ -187,7 +188,7 @@ def _axis(part: Part, columns: int) -> Content:
     """The ends of the time axis, and the time since the end of the last step."""
     end = format_seconds(part.seconds)
     line = f"0 s{end:>{max(columns - 3, 0)}}"
-    if part.elapsed is not None and part.elapsed >= 0 and part.seconds > 0:
+    if part.elapsed is not None and part.elapsed >= 0 and part.seconds >= SHORTEST:
         at = min(int(part.elapsed / part.seconds * columns), columns - 1)
         return Content.assemble(
             " " * (NAME + WHICH), (line[:at], "$muted"), ("▲", "bold $accent"), (line[at + 1 :], "$muted")
