@@ -11,6 +11,8 @@ from rptrain.kernels.quant import Quantized
 from rptrain.models.layers.generate import Weights
 from rptrain.models.spec import Unit
 
+Held = tuple[Mapping[str, Tensor], Mapping[str, Quantized]]  # a unit's parameters: plain ones, and quantized ones
+
 
 def placed(model: Model, placement: Placement) -> Weights:
     """Loads a model. A quantized one stays so on the GPU, and is dequantized once for the CPU."""
@@ -37,10 +39,11 @@ class Resident:
 
     def __init__(self, model: Model, device: torch.device) -> None:
         self._units, self._dtype = model.spec.units, model.dtype
-        self._flats = [flat.to(device) for flat in _loaded(model)]
+        flats = [flat.to(device) for flat in _loaded(model)]
+        self._held = [unit.held(flat, model.dtype) for unit, flat in zip(self._units, flats, strict=True)]
 
     def __call__(self, index: int) -> Mapping[str, Tensor]:
-        return _dequantized(self._units[index], self._flats[index], self._dtype)
+        return _dequantized(self._units[index], self._held[index], self._dtype)
 
 
 class Streamed:
@@ -56,7 +59,8 @@ class Streamed:
         self._on_gpu = device.type == "cuda"
         flats = _loaded(model, lock=self._on_gpu)
         self._host = {unit: flat for unit, flat in enumerate(flats) if unit in self._layer_of}
-        self._resident = {unit: flat.to(device) for unit, flat in enumerate(flats) if unit not in self._layer_of}
+        others = (unit for unit in range(len(flats)) if unit not in self._layer_of)
+        self._resident = {unit: spec.units[unit].held(flats[unit].to(device), self._dtype) for unit in others}
         largest = max(sum(self._host[unit].nbytes for unit in layer.units) for layer in spec.layers)
         self._slots = [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(SLOTS)]
         self._held: list[int | None] = [None] * SLOTS  # the block in each slot
@@ -75,7 +79,7 @@ class Streamed:
         before = self._layers[number].units[: self._layers[number].units.index(index)]
         start = sum(self._host[unit].nbytes for unit in before)
         flat = self._slots[slot][start : start + self._host[index].nbytes]
-        return _dequantized(self._units[index], flat, self._dtype)
+        return _dequantized(self._units[index], self._units[index].held(flat, self._dtype), self._dtype)
 
     def _fetch(self, number: int) -> int:
         """The slot of a block. One that is not there is copied over the block that was read before the current one."""
@@ -112,11 +116,14 @@ def _loaded(model: Model, *, lock: bool = False) -> list[Tensor]:
     return flats
 
 
-def _dequantized(unit: Unit, flat: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The parameters in a unit's bytes, in its order."""
-    plain, quantized = unit.held(flat, dtype)
+def _dequantized(unit: Unit, held: Held, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    """The parameters of a unit."""
+    plain, quantized = held
+    if not quantized:
+        return plain
     found = dict(plain)
     for param in unit.quantized:
-        whole = torch.empty(param.numel, dtype=dtype, device=flat.device)
-        found[param.name] = param.dequantized_view(quantized[param.name].dequantize(whole))
+        codes = quantized[param.name]
+        whole = torch.empty(param.numel, dtype=dtype, device=codes.codes.device)
+        found[param.name] = param.dequantized_view(codes.dequantize(whole))
     return found
