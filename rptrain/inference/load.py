@@ -9,7 +9,7 @@ from rptrain.data.loader import load_tokenizer
 from rptrain.engine.store import available_bytes
 from rptrain.inference.chat import Chat, Speaker
 from rptrain.inference.model import find_base, find_model
-from rptrain.inference.placement import FREE, Room, Sizes, choose
+from rptrain.inference.placement import FREE, Room, Sizes, choose, speeds
 from rptrain.inference.weights import placed
 from rptrain.models.adapters.lora import without_adapters
 from rptrain.utils.errors import UserError
@@ -22,7 +22,8 @@ class LoadedChat:
     def __init__(self, source: Path, room: Room, wanted: str = "auto") -> None:
         """Raises UserError as `find_model` and `choose`, before weights are loaded."""
         self.model = find_model(source)
-        self.placement = choose(Sizes.of(self.model.spec, self.model.dtype), room, wanted)
+        sizes = Sizes.of(self.model.spec, self.model.dtype)
+        self.placement, self.speeds = choose(sizes, room, wanted), speeds(sizes, room)
         tokenizer = load_tokenizer(self.model.tokenizer)
         self._weights = placed(self.model, self.placement)
         self._free = _free_on(self.placement.device)

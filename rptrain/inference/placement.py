@@ -114,6 +114,11 @@ def choose(sizes: Sizes, room: Room, wanted: str = "auto") -> Placement:
     return _placement(sizes, room, allowed[0], _why(allowed[0], room))
 
 
+def speeds(sizes: Sizes, room: Room) -> dict[Kind, float]:
+    """The tokens per second to expect of each placement with enough free memory."""
+    return {kind: _speed(sizes, room, kind) for kind in _fitting(sizes, room)}
+
+
 def _placement(sizes: Sizes, room: Room, kind: Kind, reason: str) -> Placement:
     nbytes = sizes.weights if kind == "cpu" else sizes.packed
     return Placement(kind, reason, nbytes, _speed(sizes, room, kind))

@@ -15,6 +15,7 @@ from rptrain.inference.placement import (
     Room,
     Sizes,
     choose,
+    speeds,
 )
 from rptrain.models.registry import build, locate, read_config
 from rptrain.utils.errors import UserError
@@ -72,6 +73,9 @@ def test_the_speed_is_that_of_reading_the_weights() -> None:
     assert streamed.tokens_per_second == pytest.approx(1 / (seconds + 14 * GIB / 25e9))
     on_cpu = choose(SIZES, ROOM, "cpu")
     assert on_cpu.tokens_per_second == pytest.approx(1 / (15 * GIB / (CPU_TRAFFIC * 50e9) + 10 * CPU_LAYER))
+    assert speeds(SIZES, ROOM) == {
+        found.kind: found.tokens_per_second for found in (on_gpu, streamed, on_cpu)
+    } and speeds(SIZES, replace(ROOM, gpu="")) == {"cpu": on_cpu.tokens_per_second}
     assert str(on_cpu) == "15.0 GiB on the CPU, about 1.5 tokens/s expected"
 
 

@@ -64,6 +64,7 @@ def main() -> None:
             else:
                 placement = "cpu" if request["placement"] == "auto" else request["placement"]
                 values = {"placement": placement, "reason": "no GPU", "expected": 1234.5, "templated": True}
+                values["speeds"] = {"gpu": 5678.0, "cpu": 1234.5}
                 report("loaded", source=request["source"], **values)
         elif request["do"] == "ask":
             if answer(request["said"], len(turns), request["base"], request["system"]):

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from textual.widgets import Input
+from textual.widgets import Input, OptionList
 
 from rptrain.tui.screens.chat import ChatScreen
 from rptrain.tui.screens.run import RunScreen
@@ -54,7 +54,7 @@ async def test_a_conversation_by_keys(make: Made, run: Path):
         await pilot.press("c")
         await until(pilot, lambda: "process 300 MiB" in screen_text(pilot.app))
         await say(pilot, "one two", "ONE TWO")
-        speeds = "on the CPU: 1,234 tokens/s expected, 12 tokens/s measured"
+        speeds = "on the CPU: 1,234 tokens/s expected 12 tokens/s measured"
         await until(pilot, lambda: speeds in " ".join(screen_text(pilot.app).split()))
         await say(pilot, "three", "THREE")
         await press_until(pilot, "ctrl+b", lambda: "base model beside it" in screen_text(pilot.app))
@@ -152,7 +152,12 @@ async def test_the_checkpoint_and_the_placement_are_chosen(make: Made, run: Path
         await pilot.press("down")
         await press_until(pilot, "enter", lambda: pilot.app.screen is screen)
         await until(pilot, lambda: "checkpoints/checkpoint-20 on the CPU" in screen_text(pilot.app))
-        await press_until(pilot, "ctrl+g", lambda: "checkpoints/checkpoint-20 on the GPU" in screen_text(pilot.app))
+        await press_until(pilot, "ctrl+g", lambda: "gpu       5,678 tokens/s, weights in" in screen_text(pilot.app))
+        assert "cpu       1,234 tokens/s" in screen_text(pilot.app)
+        options = pilot.app.screen.query_one(OptionList)
+        assert [options.get_option_at_index(index).disabled for index in range(4)] == [False, False, True, False]
+        await press_until(pilot, "down", lambda: options.highlighted == 1)
+        await press_until(pilot, "enter", lambda: "checkpoints/checkpoint-20 on the GPU" in screen_text(pilot.app))
         await press_until(pilot, "ctrl+o", lambda: "Answer with which model" in screen_text(pilot.app))
         await press_until(pilot, "escape", lambda: pilot.app.screen is screen)
         assert "checkpoint-20 on the GPU" in await settled(pilot)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -14,9 +15,9 @@ from textual.screen import Screen
 from textual.widgets import Input, Label, Static
 
 from rptrain.tui.context import Context
-from rptrain.tui.screens.checkpoint_picker import CheckpointPicker
 from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.dialog import ask
+from rptrain.tui.screens.pick import Line, Pick
 from rptrain.tui.services.chat_session import ChatSession
 from rptrain.tui.services.saved import answering
 from rptrain.tui.widgets.entry import Entry
@@ -29,8 +30,13 @@ from rptrain.utils.units import format_bytes, format_rate
 
 PAUSE = 0.1  # seconds between two drawings of an answer that arrives
 REMOTE_PAUSE = 0.5  # the same over ssh, where each drawing of a long answer sends about 2 KB
-PLACEMENTS = ("auto", "gpu", "streamed", "cpu")
 WHERE = {"gpu": "GPU", "streamed": "GPU, streamed", "cpu": "CPU"}
+PLACEMENTS = {
+    "auto": "the fastest; beside a training, the CPU",
+    "gpu": "weights in GPU memory",
+    "streamed": "sent to the GPU layer by layer",
+    "cpu": "computed on the CPU",
+}
 HINTS = {
     "loading": "the model is loading",
     "idle": "your message",
@@ -66,7 +72,7 @@ class ChatScreen(Screen[None]):
         ("ctrl+b", "show the base model's answers too, or no longer"),
         ("ctrl+o", "choose a checkpoint"),
         ("ctrl+n", "forget the conversation"),
-        ("ctrl+g", "placement: auto, GPU, streamed from host memory, CPU"),
+        ("ctrl+g", "choose the placement: GPU, streamed from host memory, CPU"),
         ("tab", "system prompt, temperature, top-p"),
         ("page up, down", "scroll"),
     )
@@ -164,12 +170,13 @@ class ChatScreen(Screen[None]):
         session, loaded = self._session, self._session.loaded
         if loaded is None:
             return [f"{session.source}: {'loading' if session.state == 'loading' else 'not loaded'}"]
-        measured = "" if session.measured is None else f", {format_rate(session.measured)} measured"
+        measured = [] if session.measured is None else [f"{format_rate(session.measured)} measured"]
         memory = format_bytes(session.host) + (f" and {format_bytes(session.vram)} VRAM" if session.vram else "")
         source = Path(loaded.source)
         name = source.relative_to(self._run) if source.is_relative_to(self._run) and source != self._run else source
         return [
-            f"{name} on the {WHERE[loaded.placement]}: {format_rate(loaded.expected)} expected{measured}",
+            f"{name} on the {WHERE[loaded.placement]}: {format_rate(loaded.expected)} expected",
+            *measured,
             f"({loaded.reason})",
             *([f"process {memory}"] if session.host else []),
             *(["base model beside it"] if session.settings.base else []),
@@ -263,9 +270,12 @@ class ChatScreen(Screen[None]):
     @until_closed
     async def action_checkpoint(self) -> None:
         found = await asyncio.to_thread(answering, self._run)
-        chosen = await ask(self, CheckpointPicker(self._run, found))
-        if chosen is not None and chosen != self._session.source:
-            self._session.source = chosen
+        lines = [Line(str(path.relative_to(self._run))) for path in found]
+        current = found.index(self._session.source) if self._session.source in found else 0
+        question = f"Answer with which model of {self._run.name}?"
+        chosen = await ask(self, Pick(question, lines, current, "It has no exported model and no checkpoint yet."))
+        if chosen is not None and found[chosen] != self._session.source:
+            self._session.source = found[chosen]
             self._session.turns.clear()
             await self._session.begin()
 
@@ -273,9 +283,13 @@ class ChatScreen(Screen[None]):
     @until_closed
     async def action_place(self) -> None:
         session = self._session
-        session.placement = PLACEMENTS[(PLACEMENTS.index(session.placement) + 1) % len(PLACEMENTS)]
-        self.notify(f"placement {session.placement}: the model is loaded again")
-        await session.begin()
+        kinds, speeds = list(PLACEMENTS), {} if session.loaded is None else session.loaded.speeds
+        lines = [_placement_line(kind, speeds) for kind in kinds]
+        question = "Run where? The model is loaded again, and the conversation is kept."
+        chosen = await ask(self, Pick(question, lines, kinds.index(session.placement)))
+        if chosen is not None and kinds[chosen] != session.placement:
+            session.placement = kinds[chosen]
+            await session.begin()
 
     def action_scroll(self, pages: int) -> None:
         transcript = self.query_one(Transcript)
@@ -286,3 +300,12 @@ class ChatScreen(Screen[None]):
             self._session.stop()
         else:
             self.dismiss(None)
+
+
+def _placement_line(kind: str, speeds: Mapping[str, float]) -> Line:
+    """`speeds`: of the placements with enough free memory; empty: unknown."""
+    if kind in speeds:
+        return Line(f"{kind:<9} {format_rate(speeds[kind])}, {PLACEMENTS[kind]}")
+    if speeds and kind != "auto":
+        return Line(f"{kind:<9} too little free memory, or no GPU", enabled=False)
+    return Line(f"{kind:<9} {PLACEMENTS[kind]}")

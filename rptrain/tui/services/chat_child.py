@@ -91,6 +91,7 @@ class Child:
             placement=loaded.placement.kind,
             reason=loaded.placement.reason,
             expected=loaded.placement.tokens_per_second,
+            speeds=loaded.speeds,
             templated=loaded.chat.templated,
         )
 

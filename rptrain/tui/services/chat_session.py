@@ -39,6 +39,7 @@ class Loaded:
     placement: str
     reason: str
     expected: float  # tokens per second
+    speeds: dict[str, float]  # those of all placements with enough free memory
     templated: bool
 
 
