@@ -164,3 +164,20 @@ def test_native_code_has_the_bits_of_python(seed, lag, monkeypatch):
     found = estimate(costs, stages, setting)
     monkeypatch.setattr(estimates, "_library", lambda: None)
     assert found == estimate(costs, stages, setting)
+
+
+@pytest.mark.skipif(estimates._library() is None, reason="installed without a compiler")
+@pytest.mark.parametrize("lag", [0, 1], ids=["sync", "async"])
+def test_native_code_waits_for_slow_downloads_as_python_does(lag, monkeypatch):
+    """Gradients leave long after their stage's end, with the fewest micro-batches and no sums over processes."""
+    cases = []
+    for seed in range(40):
+        rng = random.Random(seed)
+        links = Links(up=50.0, down=rng.uniform(0.5, 4), boundary=0, latency=0.0)
+        costs, stages, setting = random_case(seed, lag, links)
+        costs = [replace(cost, forward=cost.forward * 1.1, grads=rng.choice([0, 5, 90])) for cost in costs]
+        size = rng.choice([1, setting.devices])
+        cases.append((costs, stages, replace(setting, round_size=size, micro_batches=3 * size, groups=seed % 2 + 1)))
+    found = [estimate(*case) for case in cases]
+    monkeypatch.setattr(estimates, "_library", lambda: None)
+    assert found == [estimate(*case) for case in cases]
