@@ -25,6 +25,7 @@ from rptrain.models.weights.quantized import with_base
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 
+EXPORTED = "model"  # the directory of a run's exported model
 EXTENDED = 8  # training and YaRN may extend a context to this multiple of max_position_embeddings
 
 
@@ -67,14 +68,17 @@ def find_model(source: Path) -> Model:
     Raises UserError for anything else, and for a model that is incomplete or damaged.
     """
     source = Path(source)
-    if any((source / "model" / name).is_file() for name in ("config.json", adapter.CONFIG)):
-        found = find_model(source / "model")
-        return found if found.base else found._replace(base=_trained_from(source))
+    if any((source / EXPORTED / name).is_file() for name in ("config.json", adapter.CONFIG)):
+        return find_model(source / EXPORTED)
     if (source / adapter.CONFIG).is_file():
-        return _from_adapter(source)
-    if (source / "config.json").is_file():
-        return _from_directory(source, registry.build(registry.read_config(source)))
-    return _from_checkpoint(checkpoint_of(source))
+        found = _from_adapter(source)
+    elif (source / "config.json").is_file():
+        found = _from_directory(source, registry.build(registry.read_config(source)))
+    else:
+        return _from_checkpoint(checkpoint_of(source))
+    if found.base or source.name != EXPORTED:
+        return found
+    return found._replace(base=_trained_from(source.absolute().parent))
 
 
 def find_base(model: Model) -> Model:

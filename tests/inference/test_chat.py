@@ -128,7 +128,7 @@ def test_a_run_answers_as_generate_does_and_beside_its_base(tmp_path) -> None:
         (expected,) = tools.generated(tmp_path / "model", *asked)
         assert "".join(loaded.chat.ask_base()) == expected != answer
     full = tools.train_here(tmp_path, "optim.learning_rate=0.1", "log.run_name=full")
-    for source in (full.path, full.checkpoints()[-1]):
+    for source in (full.path, full.model_path, full.checkpoints()[-1]):
         loaded = LoadedChat(source, free_room())
         loaded.load_base()
         loaded.chat.settings = GREEDY

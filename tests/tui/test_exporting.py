@@ -60,9 +60,7 @@ async def test_what_is_chosen_is_passed_on(make: Made, run: Path, monkeypatch):
             assert isinstance(choice, Choice)
             await press_until(pilot, key, lambda choice=choice, value=value: choice.value == value)
         await press_until(pilot, "up", lambda: app.focused.id == "dtype")
-        await press_until(pilot, "up", lambda: app.focused.id == "source")
-        await press_until(pilot, "up", lambda: app.focused.id == "to")
-        await press_until(pilot, "enter", Path("said").exists)
+        await press_until(pilot, "enter", Path("said").exists)  # from any of the fields
         checkpoint = run / "checkpoints" / "checkpoint-200"
         expected = f"{checkpoint} --to out --json --merge --dtype float32\n"
         await until(pilot, lambda: Path("said").read_text() == expected)

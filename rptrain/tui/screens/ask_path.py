@@ -29,6 +29,12 @@ DTYPES = (SAME, "bfloat16", "float16", "float32")
 PARTS = ("adapter", "merged model")
 
 
+class Option(Choice):
+    """A choice in which Enter starts the export, as in the path."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "screen.export", show=False)]
+
+
 @dataclass(frozen=True)
 class Target:
     """An export: of a run, which stands for its newest checkpoint, or of a checkpoint."""
@@ -61,15 +67,15 @@ class AskTarget(Dialog[Target | None]):
                 yield Entry(f"{one_line(str(self._run))}-export", suggester=PathSuggester(), id="to", compact=True)
             with Horizontal(classes="row"):
                 yield Label("checkpoint", classes="label")
-                yield Choice(tuple(self._sources), NEWEST, id="source")
+                yield Option(tuple(self._sources), NEWEST, id="source")
             with Horizontal(classes="row"):
                 yield Label("data type", classes="label")
-                yield Choice(DTYPES, SAME, id="dtype")
+                yield Option(DTYPES, SAME, id="dtype")
             if self._adapters:
                 with Horizontal(classes="row"):
                     yield Label("write", classes="label")
-                    yield Choice(PARTS, PARTS[0], id="merge")
-            detail = "↑ ↓ move, ← → change. The folder has the layout of Hugging Face."
+                    yield Option(PARTS, PARTS[0], id="merge")
+            detail = "↑ ↓ move, ← → change, enter exports. The folder has the layout of Hugging Face."
             yield Static(detail, classes="detail")
             with Horizontal(classes="answers"):
                 yield Button("Cancel (esc)", id="cancel", compact=True)
@@ -85,6 +91,9 @@ class AskTarget(Dialog[Target | None]):
             self.answer(None)
 
     def on_input_submitted(self) -> None:
+        self._done()
+
+    def action_export(self) -> None:
         self._done()
 
     def action_cancel(self) -> None:

@@ -115,7 +115,7 @@ class Exporting(Dialog[None]):
         return not self._is_dismissed
 
     def _update(self) -> None:
-        if not self.query("#close"):  # not composed yet, or closed
+        if len(self.query(".question, #progress, #copy, #close")) < 4:  # not composed yet, or it closes
             return
         self.query_one(".question").display = not self._is_over
         self.query_one("#progress", Static).update(self._text)
