@@ -1,6 +1,7 @@
 """New run: config files are opened, saved under another name, and not left with unsaved edits unasked."""
 
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,9 @@ async def test_unsaved_edits_are_asked_about_before_quitting(make: Made, tmp_pat
 
 def test_a_config_file_alone_is_opened_in_a_terminal_and_trained_elsewhere(monkeypatch: pytest.MonkeyPatch):
     for terminal, opened in ((True, ["open", "my.toml"]), (False, ["train", "--config", "my.toml"])):
-        monkeypatch.setattr("rptrain.cli.is_terminal", lambda stream, terminal=terminal: terminal)
+        monkeypatch.setattr(
+            import_module("rptrain.cli.root"), "is_terminal", lambda stream, terminal=terminal: terminal
+        )
         assert cli.arguments(["my.toml"]) == opened
         assert cli.arguments(["my.toml", "a=1"]) == ["train", "--config", "my.toml", "a=1"]
         assert cli.arguments(["path=a.toml"]) == ["train", "path=a.toml"]

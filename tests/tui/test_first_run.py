@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from textual.events import Key
 from textual.widgets import OptionList
 
 from rptrain.tui.screens.first_run import FirstRun
@@ -36,6 +37,17 @@ async def test_three_keys_lead_from_an_empty_folder_to_training(
         await until(pilot, (tmp_path / "begun").exists)
     text = (tmp_path / "rptrain.toml").read_text()
     assert 'path = "tiny-tasks"' in text and "max_steps = 1500" in text and 'method = "full"' in text
+
+
+@driven
+async def test_three_keys_at_once_are_enough(make: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Before the lists of models and data are complete."""
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "touch begun", "trainer"))
+    async with make(welcome=True).run_test(size=(80, 24)) as pilot:
+        await asked(pilot, 1)
+        for _ in range(3):
+            pilot.app.post_message(Key("enter", None))
+        await until(pilot, (tmp_path / "begun").exists)
 
 
 @driven

@@ -35,7 +35,9 @@ async def samples_of(shared: Context, draft: Draft) -> Content:
         return Content.styled(as_message(str(error)), "$error")
 
 
-def data_question(shared: Context, draft: Draft, title: str = "Data on this machine") -> Question:
+def data_question(
+    shared: Context, draft: Draft, title: str = "Data on this machine", first: tuple[Item, ...] = ()
+) -> Question:
     """Asks for a data set, and shows samples of each as the model of a draft reads them."""
 
     async def show(path: str) -> Content:
@@ -45,9 +47,10 @@ def data_question(shared: Context, draft: Draft, title: str = "Data on this mach
 
     async def find() -> list[Item]:
         found = await asyncio.to_thread(places.data, shared.preferences.data)
-        return [Item(file.path, f"{format_bytes(file.nbytes) if file.nbytes else 'built in':>9}") for file in found]
+        known = {item.value for item in first}
+        return [_data(file) for file in found if file.path not in known]
 
-    return Question(title, find, show, places.DATA_SUFFIXES)
+    return Question(title, find, show, places.DATA_SUFFIXES, first=first)
 
 
 def file_question(shared: Context) -> Question:
@@ -78,6 +81,10 @@ def settings_question(draft: Draft) -> Question:
         ]
 
     return Question("All settings", find, paths=False)
+
+
+def _data(file: places.FoundData) -> Item:
+    return Item(file.path, f"{format_bytes(file.nbytes) if file.nbytes else 'built in':>9}")
 
 
 def _model(model: places.FoundModel) -> Item:

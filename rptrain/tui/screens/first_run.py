@@ -13,10 +13,11 @@ from rptrain.tui.screens.choices import data_question, model_question
 from rptrain.tui.screens.picker import Item, Picker, Question
 from rptrain.tui.services import places
 from rptrain.tui.services.draft import Draft
-from rptrain.tui.services.recipe import TINY
+from rptrain.tui.services.recipe import TASKS, TINY
 from rptrain.utils.text import one_line
 
 EXAMPLE = Item(TINY, "  407 k  Qwen3, bundled: trains on a CPU in a minute")
+QUESTIONS = Item(TASKS, " built in  questions that the bundled example learns to answer")
 METHODS: Mapping[str, Mapping[str, str]] = {
     "full": {"train.method": "full"},
     "lora": {"train.method": "lora"},
@@ -58,7 +59,7 @@ class FirstRun(Picker):
         if step == 1:
             draft = Draft(self._shared.draft.path)
             draft.update(self.values)
-            return data_question(self._shared, draft, title)
+            return data_question(self._shared, draft, title, (QUESTIONS,))
         return Question(title, self._adapters, paths=False, first=(FULL,))
 
     async def _adapters(self) -> list[Item]:
