@@ -85,6 +85,18 @@ async def test_escape_stops_an_answer_before_it_leaves_and_the_model_stays_loade
 
 
 @driven
+async def test_a_run_is_the_same_by_another_path(make: Made, run: Path):
+    """Opened by an absolute path, and then from the list, which has relative ones."""
+    assert run.is_absolute()
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "finished after 50" in screen_text(pilot.app))
+        await press_until(pilot, "c", lambda: "1,234 tokens/s" in screen_text(pilot.app))
+        await say(pilot, "one two", "ONE TWO")
+        await opened(pilot)
+        assert "ONE TWO" in screen_text(pilot.app)
+
+
+@driven
 async def test_settings(make: Made, run: Path):
     async with make().run_test(size=(120, 36), notifications=True) as pilot:
         screen = await opened(pilot)

@@ -103,6 +103,8 @@ class ChatScreen(Screen[None]):
 
     async def on_mount(self) -> None:
         before = self._shared.chat
+        if before is not None and before.run.absolute() == self._run.absolute():
+            self._run = before.run  # the same run, by another path
         if before is None or before.run != self._run:
             self._shared.chat = ChatSession(self._run, self._run, self._shared.environment)
             if before is not None:
