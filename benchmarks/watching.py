@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
@@ -34,13 +35,16 @@ from benchmarks.commit import commit
 from rptrain.runs.events import Estimated, Event, Plan, ProcessStarted, RunStarted, Step, to_line
 from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot, StepNumbers
 from rptrain.runs.process import ProcessId
+from rptrain.runs.timeline import Block, Schedule, StepTimeline
 
 DEVICES = tuple(f"cuda:{number}" for number in range(8))
+STAGES = ("F0-7", "FB8-28", "B0-7")
 COLUMNS, ROWS = 120, 36
 RECORDED = 100_000  # steps of the run to open
 SETTLED = 10.0  # seconds after which the interface has read all that there was
 OPENED = 3  # times that each run is opened; the fastest counts
 KEYS = 20  # that are pressed
+PRESSED = (("?", "Everywhere", "\x1b"), ("t", "Schedule of a step", "t"))  # with what they show, and the key back
 PATIENCE = 120.0  # seconds until something must be on the screen
 GIB = 1 << 30
 
@@ -84,7 +88,7 @@ def write_run(run: Path, steps: int) -> None:
         RunStarted("0", "0", DEVICES, "llama-3.1-8b", 8_030_261_248, time=began - 9),
         ProcessStarted(own.pid, own.host, own.birth, 10 * steps, 1, memory, time=began - 8),
         Plan(("F0-7 FB8-28 B0-7",), time=began - 7),
-        Estimated(1.0, 0.02, 0.9, time=began - 6),
+        Estimated(1.0, 0.02, 0.9, Schedule(STAGES, len(DEVICES), 1, timeline(0)), time=began - 6),
         *(step_of(number, began + number) for number in range(1, steps + 1)),
     ]
     (run / "events.jsonl").write_text("".join(to_line(event) + "\n" for event in events))
@@ -122,9 +126,14 @@ def snapshot(when: float, index: int) -> Snapshot:
             )
         )
     last = StepNumbers.of(index // 4, 1.2, 1e-5, 0.8, 131_072.0, 1.0) if index % 4 == 0 else None
-    return Snapshot(
-        when, 0.25, "training", 118 * GIB, 74 * GIB, tuple(lanes), OptimizerState("updates layers.17", 1, 1.41), last
-    )
+    optimizer, step = OptimizerState("updates layers.17", 1, 1.41), timeline(index // 4) if index % 20 == 0 else None
+    return Snapshot(when, 0.25, "training", 118 * GIB, 74 * GIB, tuple(lanes), optimizer, last, step)
+
+
+def timeline(step: int) -> StepTimeline:
+    """A second of devices that compute ten slots each."""
+    lane = tuple(Block(slot, slot / 10, slot / 10 + 0.09) for slot in range(10))
+    return StepTimeline(step, 1.0, (0.9,) * len(DEVICES), (lane,) * len(DEVICES), step)
 
 
 @contextmanager
@@ -268,9 +277,9 @@ def remote(run: Path, seconds: float, round_trip: float) -> dict[str, float]:
         time.sleep(seconds)
         sent = (interface.received - had) / (time.monotonic() - began)
         answers = []
-        for _ in range(KEYS):
-            answers.append(_answer(interface, "?", "Everywhere"))
-            _answer(interface, "\x1b", "Devices")
+        for key, text, back in islice(cycle(PRESSED), KEYS):
+            answers.append(_answer(interface, key, text))
+            _answer(interface, back, "Devices")
             time.sleep(0.5)
         return {
             "round_trip_s": round_trip,

@@ -52,7 +52,6 @@ EMPTY = {
     "evaluating": "the model is being evaluated",
     "exporting": "the model is being written",
 }
-SCHEDULE = "-schedule"  # the class of the screen while it shows the schedule of a step
 STARTING = {True: "the trainer is starting", False: "training failed to start: see below"}
 
 
@@ -117,6 +116,7 @@ class RunScreen(Screen[None]):
         self._replay: Replay | None = None
         self._pause = REMOTE_PAUSE if "SSH_CONNECTION" in os.environ else PAUSE
         self._held = False  # the replay
+        self._scheduled = False  # whether it shows the schedule of a step
         self._ending: Ending | None = None  # of a run that failed or died
 
     def compose(self) -> ComposeResult:
@@ -227,7 +227,7 @@ class RunScreen(Screen[None]):
         self.query_one(RunHead).show(view, state, self._note())
         self._show_banner()
         beginning, launched = self._beginning, self._launched
-        if self.has_class(SCHEDULE):
+        if self._scheduled:
             self.query_one(SchedulePanel).parts = Part.all_of(view)
         else:
             self._show_devices(view, state)
@@ -375,12 +375,14 @@ class RunScreen(Screen[None]):
     @on(SchedulePanel.Clicked)
     def action_schedule(self) -> None:
         """Shows the schedule of a step in place of devices and curves, or these again."""
-        self.toggle_class(SCHEDULE)
+        self._scheduled = not self._scheduled
+        for selector in ("#devices", "#middle", "#schedule", "#log"):  # not the screen: it would style all its widgets
+            self.query_one(selector).set_class(self._scheduled, "-scheduled")
         self._show()
-        self.query_one("#schedule" if self.has_class(SCHEDULE) else "#log-body").focus()
+        self.query_one("#schedule" if self._scheduled else "#log-body").focus()
 
     def _leave_schedule(self) -> None:
-        if self.has_class(SCHEDULE):
+        if self._scheduled:
             self.action_schedule()
 
     def action_curve(self) -> None:
@@ -421,7 +423,7 @@ class RunScreen(Screen[None]):
     def action_back(self) -> None:
         if self.query_one(LogPanel).end_search():
             return
-        if self.has_class(SCHEDULE):
+        if self._scheduled:
             self.action_schedule()
         elif self._replay is not None:
             self.action_replay()
