@@ -244,8 +244,9 @@ class RunView:
 
     @property
     def step(self) -> int:
-        """The last completed step; 0 before the first."""
-        return max(self._reported, 0 if self._latest is None else self._latest.step)
+        """The last completed step; 0 before the first. A checkpoint tells it too, where a stopped run reported none."""
+        saved = self.checkpoints[-1].step if self.checkpoints else 0
+        return max(self._reported, saved, 0 if self._latest is None else self._latest.step)
 
     @property
     def _reported(self) -> int:

@@ -142,6 +142,14 @@ def test_two_steps_that_end_together_give_no_pace(tmp_path):
     assert view.seconds_per_step == 1.0
 
 
+def test_a_checkpoint_tells_the_last_step_of_a_stopped_run(tmp_path):
+    write(tmp_path, START, process(), *(step(n) for n in range(1, 4)))
+    write(tmp_path, {"event": "checkpoint_saved", "time": 104.0, "step": 5, "path": "c"})
+    write(tmp_path, {"event": "stopped", "time": 104.0, "step": 5, "by": "signal"})
+    view = RunView(tmp_path)
+    assert (view.step, view.state) == (5, "stopped") and view.latest is not None and view.latest.step == 3
+
+
 def test_the_speed_of_a_run_that_ended_is_that_of_its_last_reports(tmp_path):
     write(tmp_path, START, process(), *(step(n) for n in range(1, 4)))
     write_lanes(tmp_path, replace(snapshot(107.0), last=StepNumbers(4, 1.0, 1e-4, None, 9000.0, 0.1)))
