@@ -57,6 +57,7 @@ def page(config: Config, number: int, first: int, count: int, problems: bool) ->
         tuple((kind, kinds.count(kind)) for kind in (BAD, LONG, EMPTY) if kind in kinds),
         _histogram(lengths, config.data.max_length),
         config.data.max_length,
+        (int(lengths.min()), int(lengths.max())) if len(lengths) else None,
     )
 
 

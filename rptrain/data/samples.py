@@ -53,3 +53,4 @@ class Page:
     counts: tuple[tuple[str, int], ...]  # rows with each kind of problem
     histogram: tuple[tuple[int, int], ...]  # the most tokens of a bin, and its samples
     max_length: int
+    span: tuple[int, int] | None = None  # tokens of the shortest and of the longest sample; None without samples

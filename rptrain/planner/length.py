@@ -7,9 +7,11 @@ from typing import Any
 
 from rptrain.config.schema import Config
 from rptrain.data.amount import Amount
+from rptrain.utils.text import counted
 from rptrain.utils.units import format_duration
 
 MANY_EPOCHS = 50  # passes over the data that are probably not meant
+FEW_STEPS = 10  # fewer, if the amount of data sets them, are probably not meant
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
         yield (
             f"the warm-up of {warm_up:,.0f} steps is not shorter than the run of {steps} steps: the learning rate "
             "never reaches its peak. Set optim.warmup_steps to a fraction, such as 0.03"
+        )
+    if length.steps < FEW_STEPS and not length.fixed:
+        yield (
+            f"the run has only {counted(length.steps, 'step')}, in which a model learns little: lower "
+            "train.global_batch_size, or data.max_length if the samples are short, or raise train.num_epochs"
         )
     if length.epochs is not None and length.epochs >= MANY_EPOCHS:
         key = "train.max_steps" if length.fixed else "train.num_epochs"

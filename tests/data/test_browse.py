@@ -41,6 +41,7 @@ def test_pages_have_all_rows_in_order(rows: Path) -> None:
     assert not good.problem and [part.text for part in good.parts if part.supervised] == ["cba<|end|>"]
     assert bad.parts == () and "messages" in bad.problem and bad.tokens == 0
     assert long.problem == f"truncated by {long.tokens - 26} tokens" and sum(part.supervised for part in long.parts)
+    assert first.span == (min(row.tokens for page in pages for row in page.rows if row.parts), long.tokens)
     assert first.counts == (("bad", 1), ("longer than max_length", 1))
     bounds = [bound for bound, _ in first.histogram]
     assert 26 in bounds and bounds == sorted(bounds) and sum(count for _, count in first.histogram) == 9

@@ -31,7 +31,7 @@ def page_of(number: int, first: int, count: int, problems: bool) -> Page:
     rows = tuple(_row(number, line) for line in numbers[first : first + count])
     counts = (("bad", 2),)
     bins = ((16, 4), (32, 5), (50, 1), (64, 1))
-    return Page(SETS, number, rows, first, len(numbers), 12, number == 0, counts, bins, 50)
+    return Page(SETS, number, rows, first, len(numbers), 12, number == 0, counts, bins, 50, (9, 60))
 
 
 def _row(number: int, line: int) -> Row:
@@ -59,14 +59,14 @@ async def test_pages_problems_and_sets(make: Made, helper: Scripted, size: tuple
         await press_until(pilot, "ctrl+t", lambda: shows("question 1⟦answer⟧"))
         text = screen_text(app)
         assert "1 of 2: chats.jsonl" in text and "12 rows read, 2 bad; 1-5 of 12" in text
-        assert "max_length" in text and "50 tokens" in text
+        assert "9 to 60 tokens" in text and "max_length" in text and "50 tokens" in text
         await press_until(pilot, "pagedown", lambda: shows("chats.jsonl:6,", f"{ROWS + 1}-{2 * ROWS} of 12"))
         await press_until(pilot, "n", lambda: shows("chats.jsonl:11,", "11-12 of 12"))
         asked = len(helper.asked)
         await pilot.press("pagedown")
         await press_until(pilot, "pageup", lambda: shows("6-10 of 12"))
         assert len(helper.asked) == asked + 1, "nothing comes after the last page"
-        await press_until(pilot, "b", lambda: shows("chats.jsonl:5  ✗ has no [b]messages␛", "1-2 of 2"))
+        await press_until(pilot, "b", lambda: shows("chats.jsonl:5  ✗ has no [b]messages␛", "1-2 of 2 of them"))
         await press_until(pilot, "d", lambda: shows("2 of 2: more␛.jsonl", "the first 12 rows read"))
         await press_until(pilot, "b", lambda: shows("1-5 of 12"))
         assert max(map(len, screen_text(app).splitlines())) <= size[0]

@@ -88,7 +88,9 @@ class DataBrowser(Screen[None]):
         if (page := self._page) is None:
             return
         bins = max(3, self.size.height // 2 - 6)
-        self.query_one("#data-about", Static).update(about_text(page, max(20, self.size.width - 2), bins))
+        self.query_one("#data-about", Static).update(
+            about_text(page, self._problems, max(20, self.size.width - 2), bins)
+        )
         self.query_one("#data-text", Static).update(rows_text(page, self._problems))
 
     def action_move(self, pages: int) -> None:

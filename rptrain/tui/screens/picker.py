@@ -144,8 +144,8 @@ class Picker(Dialog[str | None]):
                 Content.assemble(
                     (one_line(item.value), "$muted" if item.dim else ""),
                     " " * max(1, width - len(item.value)),
-                    (_other_name(item, words), "$accent"),
                     (one_line(item.about), "$muted"),
+                    (_other_name(item, words), "$accent"),
                 ),
                 id=str(number),
             )
@@ -209,4 +209,4 @@ class Picker(Dialog[str | None]):
 def _other_name(item: Item, words: Sequence[str]) -> str:
     """The other name of an item that was typed, to say why it is found."""
     name = next((name for name in item.words if words and all(word in name for word in words)), "")
-    return f"{name}: " if name else ""
+    return f"  (here for {name})" if name else ""

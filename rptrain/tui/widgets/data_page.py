@@ -13,9 +13,9 @@ MARKS = ("⟦", "⟧")  # around what is trained on
 LABEL, COUNT = 16, 8  # columns of a bin's name and of its samples
 
 
-def about_text(page: Page, width: int, bins: int) -> Content:
-    """The set, the counts of its rows, and a histogram of at most `bins` lines."""
-    return Content("\n").join(_about(page, width, bins))
+def about_text(page: Page, problems: bool, width: int, bins: int) -> Content:
+    """The set, the counts of its rows, and a histogram of at most `bins` lines. `problems`: as in `rows_text`."""
+    return Content("\n").join(_about(page, problems, width, bins))
 
 
 def rows_text(page: Page, problems: bool) -> Content:
@@ -27,16 +27,18 @@ def rows_text(page: Page, problems: bool) -> Content:
     return Content("\n\n").join(_row(row) for row in page.rows)
 
 
-def _about(page: Page, width: int, bins: int) -> Iterator[Content]:
+def _about(page: Page, problems: bool, width: int, bins: int) -> Iterator[Content]:
     of = f"{page.number + 1} of {len(page.sets)}: " if len(page.sets) > 1 else ""
     yield Content.styled(clipped(f"{of}{one_line(page.sets[page.number])}", width), "bold")
     rows = counted(page.read, "row") if page.whole else f"the first {counted(page.read, 'row')}"
     last = page.first + len(page.rows)
-    place = f"{page.first + 1:,}-{last:,} of {page.total:,} shown" if page.rows else "none shown"
-    problems = "".join(f", {count:,} {kind}" for kind, count in page.counts)
-    yield Content.styled(clipped(f"{rows} read{problems or ', no problems'}; {place}", width), "$muted")
-    legend = f"trained on: {MARKS[0]}green{MARKS[1]}; context only: gray"
-    yield Content.assemble((clipped(legend, width), "$muted"))
+    chosen = f"{page.total:,} of them (b: all)" if problems else f"{page.total:,}"
+    place = f"{page.first + 1:,}-{last:,} of {chosen} shown" if page.rows else "none shown"
+    counts = "".join(f", {count:,} {kind}" for kind, count in page.counts)
+    yield Content.styled(clipped(f"{rows} read{counts or ', no problems'}; {place}", width), "$muted")
+    lengths = f"; {page.span[0]:,} to {page.span[1]:,} tokens per sample" if page.span else ""
+    legend = f"trained on: {MARKS[0]}green{MARKS[1]}; context only: gray{lengths}"
+    yield Content.styled(clipped(legend, width), "$muted")
     most = max((count for _, count in page.histogram), default=0)
     places = [bound for bound, _ in page.histogram]
     limit = places.index(page.max_length) if page.max_length in places else 0
