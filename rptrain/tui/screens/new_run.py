@@ -29,6 +29,7 @@ from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.edits import Edits
 from rptrain.tui.services.fields import Field, field_of, schema_name
 from rptrain.tui.services.helper import HelperError
+from rptrain.tui.services.launch import free_name
 from rptrain.tui.widgets.advice_list import AdviceList
 from rptrain.tui.widgets.form import Form
 from rptrain.tui.widgets.key_bar import KeyBar
@@ -162,6 +163,7 @@ class NewRun(Screen[None]):
             self._show_problem("\n".join(f"· {message}" for message in messages))
             return
         try:
+            await self._note_name()
             planned = await self._shared.helper.call(heavy.plan, self._draft.path, text)
         except (UserError, HelperError) as error:
             self._show_problem(str(error))
@@ -182,6 +184,18 @@ class NewRun(Screen[None]):
 
     def _mark(self) -> None:
         self.query_one(Form).mark({key: _reason(key, message) for key, message in self._edits.invalid.items()})
+
+    async def _note_name(self) -> None:
+        """Says below the name if another run has it, and which one this run will get."""
+        folder, name = self._place()
+        free = await asyncio.to_thread(free_name, folder, name)
+        note = "" if free == name else f"{Path(folder) / name} exists: this run will be {free}"
+        self.query_one(Form).note("log.run_name", note)
+
+    def _place(self) -> tuple[str, str]:
+        """The folder of runs and the name of this one in a valid config."""
+        config = self._draft.resolved().config
+        return config.save.output_dir, config.log.run_name or "run"
 
     def _show_problem(self, problem: str) -> None:
         panel = self.query_one(PlanPanel)
@@ -318,8 +332,7 @@ class NewRun(Screen[None]):
             self._planned_text = planned
             return
         try:
-            config = self._draft.resolved().config
-            launched = await self._shared.start(self._draft.path, config.save.output_dir, config.log.run_name or "run")
+            launched = await self._shared.start(self._draft.path, *self._place())
         except UserError as error:
             self.notify(str(error), severity="error")
             self._planned_text = planned
@@ -441,7 +454,9 @@ class NewRun(Screen[None]):
     def _take_over(self, run: Path) -> None:
         try:
             config = RunDir(run).config()
-            self._draft.become(config.model_copy(update={"save": config.save.model_copy(update={"resume": "auto"})}))
+            save = config.save.model_copy(update={"resume": "auto"})
+            log = config.log.model_copy(update={"run_name": free_name(save.output_dir, run.name)})
+            self._draft.become(config.model_copy(update={"save": save, "log": log}))
         except UserError as error:
             self.notify(str(error), severity="error")
             return

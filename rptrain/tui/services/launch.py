@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ EXPORT = (*RPTRAIN, "export")
 LOG = "trainer.log"  # in a run's folder: the output of the trainer and its libraries
 OUTPUT = ".rptrain-log"  # suffix of the hidden file beside the folder, until the folder exists
 NEW_RUN = "save.resume=never"  # what a started run does not take from its config
+_NUMBERED = re.compile(r"(.+)-([2-9]|[1-9]\d)")  # the name of a run, as `free_name` makes them
 SAID = 4000  # bytes from the end of a process's output
 
 
@@ -67,18 +69,31 @@ def log_of(run: Path) -> Path:
     return outside if not os.path.exists(moved) and os.path.exists(outside) else moved
 
 
+def free_name(output_dir: str, run_name: str) -> str:
+    """The name that a new run gets: its own, or the next one with a number that no folder has, as support-2 after
+    support and support-3 after support-2. Raises UserError if the folder of runs is not valid.
+    """
+    parent, name = expanded(output_dir), run_name
+    while os.path.exists(parent / name):
+        name = _next_name(name)
+    return name
+
+
+def _next_name(name: str) -> str:
+    numbered = _NUMBERED.fullmatch(name)
+    return f"{numbered[1]}-{int(numbered[2]) + 1}" if numbered else f"{name}-2"
+
+
 def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str, str]) -> Launched:
     """Starts a new run of a config, in a folder with a free name. Raises UserError if that is not possible.
 
     The log of a failed start is kept until the next start with that name.
     """
-    parent = expanded(output_dir)
-    name, number = run_name, 1
+    parent, name = expanded(output_dir), free_name(output_dir, run_name)
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        while (parent / name).exists() or (output := _open(beside(parent / name, OUTPUT))) is None:
-            number += 1
-            name = f"{run_name}-{number}"
+        while (output := _open(beside(parent / name, OUTPUT))) is None:  # a run of this name is being started
+            name = free_name(output_dir, _next_name(name))
         output.truncate(0)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot create a run in {parent}: {getattr(error, 'strerror', None) or error}") from None

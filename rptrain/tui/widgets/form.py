@@ -26,7 +26,7 @@ LAST_OF_SET = set_fields(0)[-1]
 
 
 class Row(Vertical):
-    """A setting with its label, its value and, if that is invalid, the reason.
+    """A setting with its label, its value and, below it, the reason why that is invalid, or else a note.
 
     `told`: the value that it was given, or that was last read.
     """
@@ -37,6 +37,7 @@ class Row(Vertical):
         self.editor: Choice | Entry | None = None  # before it is composed
         self.told = shown
         self._reason = Static("", classes="reason", markup=False)
+        self._note = Static("", classes="note", markup=False)
 
     def compose(self) -> ComposeResult:
         field = self.field
@@ -57,6 +58,7 @@ class Row(Vertical):
                 if field.name == "data.train.path":
                     yield Label("✕", classes="remove")
         yield self._reason
+        yield self._note
 
     def write(self, shown: str) -> None:
         self.told = shown
@@ -67,6 +69,11 @@ class Row(Vertical):
         """Shows why the value is invalid; an empty reason removes the mark."""
         self._reason.update(as_message(f"✗ {reason}") if reason else "")
         self.set_class(bool(reason), "-invalid")
+
+    def note(self, text: str) -> None:
+        """Shows a note; an empty text removes it."""
+        self._note.update(as_message(text))
+        self._note.display = bool(text)
 
 
 class Sets(Horizontal):
@@ -179,6 +186,13 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
         self.mount_all(Row(field, _shown(field, self._draft)) for field in fields - there)
         for row in self.query(Row):
             row.mark(reasons.get(row.field.key, ""))
+        self.call_after_refresh(self._show_focus)
+
+    def note(self, key: str, text: str) -> None:
+        """Shows a note below a setting; an empty text removes it."""
+        for row in self.query(Row):
+            if row.field.key == key:
+                row.note(text)
         self.call_after_refresh(self._show_focus)
 
     # ---- the focus

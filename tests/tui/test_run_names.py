@@ -1,0 +1,69 @@
+"""New run: the form shows the name under which a run will be stored."""
+
+from pathlib import Path
+
+import pytest
+
+from rptrain.tui.screens.new_run import NewRun
+from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.services import launch
+from rptrain.tui.services.launch import free_name
+
+from .conftest import Made, driven, press_until, screen_text, settled, type_over, until
+from .recorded import make_run
+
+
+@pytest.mark.parametrize(
+    ("there", "free"),
+    [
+        ((), "support"),
+        (("support",), "support-2"),
+        (("support", "support-2"), "support-3"),
+        (("support", "support-3"), "support-2"),
+    ],
+)
+def test_a_taken_name_gets_the_next_free_number(tmp_path: Path, there: tuple[str, ...], free: str):
+    for name in there:
+        (tmp_path / name).mkdir()
+    assert free_name(str(tmp_path), "support") == free
+
+
+@pytest.mark.parametrize(
+    ("name", "free"), [("support-2", "support-3"), ("support-99", "support-100"), ("qwen-2507", "qwen-2507-2")]
+)
+def test_the_number_of_a_run_is_counted_up_and_other_numbers_are_part_of_the_name(tmp_path: Path, name: str, free: str):
+    (tmp_path / name).mkdir()
+    assert free_name(str(tmp_path), name) == free
+
+
+@pytest.mark.long
+@driven
+async def test_settings_of_a_past_run_come_with_the_name_that_the_new_one_gets(
+    make: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", 'echo "$@" > said', "trainer"))
+    for name in ("support", "support-2"):
+        make_run(tmp_path / "runs", name, end="finished")
+    app = make()
+    async with app.run_test(size=(120, 36)) as pilot:
+        await press_until(pilot, "f3", lambda: "support-2" in screen_text(app))
+        await press_until(pilot, "n", lambda: isinstance(app.screen, NewRun))
+        await until(pilot, lambda: app.screen.query_one("#log-run_name").value == "support-3")
+        await settled(pilot)
+        await press_until(pilot, "ctrl+r", lambda: isinstance(app.screen, RunScreen))
+        await until(pilot, lambda: (tmp_path / "said").exists() and (tmp_path / "said").read_text() != "")
+    assert 'log.run_name="support-3"' in (tmp_path / "said").read_text()
+
+
+@pytest.mark.long
+@driven
+async def test_a_taken_name_is_noted_below_it(make: Made, tmp_path: Path):
+    make_run(tmp_path / "runs", "support", end="finished")
+    app = make()
+    async with app.run_test(size=(120, 50)) as pilot:
+        await settled(pilot)
+        assert "exists" not in screen_text(app)
+        await type_over(pilot, "support", "#log-run_name")
+        await until(pilot, lambda: "runs/support exists: this run will be" in screen_text(app))
+        await type_over(pilot, "help", "#log-run_name")
+        await until(pilot, lambda: "exists" not in screen_text(app))
