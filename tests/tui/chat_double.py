@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 stopped, requests = threading.Event(), list[dict[str, Any]]()
@@ -50,6 +51,14 @@ def answer(said: str, turns: int, base: bool, system: str) -> bool:
     return True
 
 
+def answering(source: str) -> str:
+    """The directory that answers: a run's exported model, or its newest checkpoint."""
+    if (model := Path(source, "model")).is_dir():
+        return str(model)
+    saved = Path(source, "checkpoints").glob("checkpoint-*")
+    return str(max(saved, key=lambda path: int(path.name.split("-")[1]), default=source))
+
+
 def main() -> None:
     threading.Thread(target=read, daemon=True).start()
     turns = list[str]()
@@ -65,7 +74,7 @@ def main() -> None:
                 placement = "cpu" if request["placement"] == "auto" else request["placement"]
                 values = {"placement": placement, "reason": "no GPU", "expected": 1234.5, "templated": True}
                 values["speeds"] = {"gpu": 5678.0, "cpu": 1234.5}
-                report("loaded", source=request["source"], **values)
+                report("loaded", source=answering(request["source"]), **values)
         elif request["do"] == "ask":
             if answer(request["said"], len(turns), request["base"], request["system"]):
                 turns.append(request["said"])

@@ -1,5 +1,6 @@
 """The Chat screen: from a run and from the list, with a process that stands for the model, and once with a model."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -173,6 +174,35 @@ async def test_the_checkpoint_and_the_placement_are_chosen(make: Made, run: Path
         await press_until(pilot, "ctrl+o", lambda: "Answer with which model" in screen_text(pilot.app))
         await press_until(pilot, "escape", lambda: pilot.app.screen is screen)
         assert "checkpoint-20 on the GPU" in await settled(pilot)
+
+
+@driven
+async def test_the_model_that_answers_is_the_one_that_the_run_has_now(make: Made, run: Path):
+    async with make().run_test(size=(80, 24), notifications=True) as pilot:
+        screen = await opened(pilot)
+        await say(pilot, "first", "FIRST")
+        assert "checkpoints/checkpoint-40 on the CPU" in screen_text(pilot.app)
+        await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
+        (run / "model").mkdir()
+        (run / "model/config.json").touch()
+        screen = await opened(pilot)
+        await until(pilot, lambda: "model on the CPU" in screen_text(pilot.app))
+        assert "the run has a newer model: done/model" in notified(pilot.app) and "FIRST" in screen_text(pilot.app)
+        await press_until(pilot, "ctrl+o", lambda: "checkpoints/checkpoint-40" in screen_text(pilot.app))
+        await pilot.press("down")
+        await press_until(pilot, "enter", lambda: pilot.app.screen is screen)
+        await until(pilot, lambda: "checkpoints/checkpoint-40 on the CPU" in screen_text(pilot.app))
+        await say(pilot, "second", "SECOND")
+        await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
+        process = screen._session._process
+        await opened(pilot)
+        assert screen._session._process is process, "the checkpoint was chosen"
+        await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
+        shutil.rmtree(run / "checkpoints/checkpoint-40")
+        await opened(pilot)
+        await until(pilot, lambda: "model on the CPU" in screen_text(pilot.app))
+        assert "checkpoint-40 is no longer there: done/model answers" in notified(pilot.app)
+        assert "SECOND" in screen_text(pilot.app)
 
 
 @driven

@@ -111,8 +111,6 @@ class ChatScreen(Screen[None]):
                 self._shared.chat.settings = before.settings
                 await before.close()
             await self._session.begin()
-        elif before.state == "ended":
-            await before.begin()
         self._session.changed = self._note
         settings = self._session.settings
         for name, value in (
@@ -123,6 +121,28 @@ class ChatScreen(Screen[None]):
         ):
             self.query_one(f"#{name}", Input).value = value
         self._draw()
+        if self._session is before:
+            await self._renew()
+
+    async def _renew(self) -> None:
+        """Loads the model again if its process ended, or if it is no longer the one that would answer."""
+        session = self._session
+        found = await asyncio.to_thread(answering, self._run)
+        loaded = None if session.loaded is None else Path(session.loaded.source).resolve()
+        newest = found[0] if found else None
+        named = "" if newest is None else f"{self._run.name}/{newest.relative_to(self._run)}"
+        told = ""
+        if newest is None or session.state == "answering":
+            pass
+        elif session.source != self._run and not session.source.is_dir():
+            told = f"{session.source} is no longer there: {named} answers"
+            session.source = self._run
+        elif session.source == self._run and loaded not in (None, newest.resolve()):
+            told = f"the run has a newer model: {named}"
+        if told:
+            self.notify(one_line(told), markup=False)
+        if told or session.state == "ended":
+            await session.begin()
 
     def on_unmount(self) -> None:
         self._session.changed = lambda: None

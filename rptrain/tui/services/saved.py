@@ -21,7 +21,8 @@ def answering(run: Path) -> list[Path]:
         model = RunDir(run).model_path
     except UserError:  # a link that leads out of the run
         return saved_checkpoints(run)
-    return [*([model] if model.is_dir() else []), *saved_checkpoints(run)]
+    exported = any((model / name).is_file() for name in ("config.json", "adapter_config.json"))
+    return [*([model] if exported else []), *saved_checkpoints(run)]
 
 
 def has_adapters(run: Path) -> bool:
