@@ -11,7 +11,7 @@ from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.services import heavy, launch, places
 
-from .conftest import Made, Scripted, driven, planned, press_until, screen_text, settled, type_over, until
+from .conftest import Made, Scripted, driven, notified, planned, press_until, screen_text, settled, type_over, until
 from .recorded import make_run
 
 pytestmark = pytest.mark.long
@@ -124,6 +124,39 @@ async def test_a_first_run_that_does_not_fit_shows_its_plan(make: Made, helper: 
         helper.answers[heavy.plan] = planned()
         await press_until(pilot, "alt+1", lambda: "✓ fits" in screen_text(pilot.app))
         assert isinstance(pilot.app.screen, NewRun) and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("own", ["model", "data"])
+@driven
+async def test_a_model_or_data_of_ones_own_leads_to_the_plan(make: Made, tmp_path: Path, own: str):
+    (tmp_path / "chats.jsonl").write_text("{}\n")
+    app = make(welcome=True)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await asked(pilot, 1)
+        await until(pilot, lambda: "llama-3.1-8b" in screen_text(app))
+        assert "enter choose" in screen_text(app)
+        await pilot.press(*("llama" if own == "model" else ""), "enter")
+        await asked(pilot, 2)
+        await until(pilot, lambda: "chats.jsonl" in screen_text(app))
+        await pilot.press(*("chats" if own == "data" else ""), "enter")
+        await asked(pilot, 3)
+        assert "enter see the plan" in screen_text(app)
+        await press_until(pilot, "enter", lambda: "ctrl+r starts it" in notified(app))
+        await settled(pilot)
+        assert "fits" in screen_text(app) and isinstance(app.screen, NewRun)
+    assert not (tmp_path / "rptrain.toml").exists() and not (tmp_path / "runs").exists()
+
+
+@driven
+async def test_the_example_says_that_its_last_answer_starts_training(make: Made):
+    async with make(welcome=True).run_test(size=(80, 24)) as pilot:
+        for step in (1, 2):
+            await asked(pilot, step)
+            await pilot.press("enter")
+        await asked(pilot, 3)
+        assert "enter start training" in screen_text(pilot.app)
+        await press_until(pilot, "escape", lambda: "2 of 3" in screen_text(pilot.app))
+        assert "enter choose" in screen_text(pilot.app)
 
 
 @pytest.mark.parametrize("there", ["run", "config"])

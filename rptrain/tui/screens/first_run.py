@@ -1,4 +1,4 @@
-"""The first run: three questions, each with a good answer, after which training begins."""
+"""The first run: three questions, each with a good answer. The bundled example starts training after them."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -29,7 +29,6 @@ ADAPTERS = [
     Item("lora, 4-bit base", "adapters on a base quantized to NF4: least memory"),
 ]
 NO_ADAPTERS = [Item("lora", "adapters need pretrained weights, which this model does not have", dim=True)]
-KEYS = (("enter", "choose"), ("esc", "back"), ("F2", "all settings"))
 
 
 class FirstRun(Picker):
@@ -48,8 +47,19 @@ class FirstRun(Picker):
 
     def compose(self) -> ComposeResult:
         yield from super().compose()
-        keys = [part for key, does in KEYS for part in ((f"{key} ", "$accent"), (f"{does}   ", "$muted"))]
-        yield Static(Content.assemble(*keys), id="first-keys")
+        yield Static("", id="first-keys")
+
+    @property
+    def is_example(self) -> bool:
+        """Whether the answers are the bundled model and data, which train on any machine."""
+        return self._chosen() == [TINY, TASKS]
+
+    def pose(self, question: Question) -> None:
+        super().pose(question)
+        enter = "choose" if self._step < 2 else "start training" if self.is_example else "see the plan"
+        keys = (("enter", enter), ("esc", "back"), ("F2", "all settings"))
+        parts = [part for key, does in keys for part in ((f"{key} ", "$accent"), (f"{does}   ", "$muted"))]
+        self.query_one("#first-keys", Static).update(Content.assemble(*parts))
 
     def _at(self, step: int) -> Question:
         chosen = "".join(f"   {one_line(value)}" for value in self._chosen())

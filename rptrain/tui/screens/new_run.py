@@ -112,16 +112,18 @@ class NewRun(Screen[None]):
     @work
     @until_closed
     async def _welcome(self) -> None:
-        """Asks the questions of the first run, and starts it once its plan fits."""
+        """Asks the questions of the first run. Starts the bundled example once its plan fits; shows that of others."""
         first = FirstRun(self._shared)
         answer = await ask(self, first)
         self._edits.update(first.values)
         self._edits.touched = False
         self._fill()
         self._changed()
-        if answer is not None:
+        if answer is not None and first.is_example:
             self._starts = True
             self.notify("planning; training starts once the plan fits")
+        elif answer is not None:
+            self.notify("Check the settings and the plan of your run; ctrl+r starts it", timeout=15)
 
     def on_resize(self) -> None:
         self.query_one(PlanPanel).detailed = self.size.height >= TALL
