@@ -89,6 +89,23 @@ async def test_unsaved_edits_are_asked_about_before_quitting(make: Made, tmp_pat
         await until(pilot, lambda: not app.is_running)
 
 
+@pytest.mark.parametrize("filled", ["by the starter", "from a run"])
+@driven
+async def test_values_that_nobody_edited_are_left_unasked(make: Made, tmp_path: Path, filled: str):
+    make_run(tmp_path / "runs", "old", end="finished", alive=False, total=77)
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        if filled == "from a run":
+            await press_until(pilot, "f3", lambda: "✓ finished" in screen_text(app))
+            await pilot.press("n")
+            await until(pilot, lambda: [row.value for row in app.screen.query("#train-max_steps")] == ["77"])
+            await settled(pilot)
+        assert "rptrain.toml *" not in screen_text(app)
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: not app.is_running)
+
+
 def test_a_config_file_alone_is_opened_in_a_terminal_and_trained_elsewhere(monkeypatch: pytest.MonkeyPatch):
     for terminal, opened in ((True, ["open", "my.toml"]), (False, ["train", "--config", "my.toml"])):
         monkeypatch.setattr(

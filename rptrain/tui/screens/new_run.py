@@ -145,8 +145,8 @@ class NewRun(Screen[None]):
         return self.query_one(Form).show(self._draft, self._edits.refused)
 
     def _changed(self) -> None:
-        changed = " *" if self._draft.is_changed else ""
         self._shared.unsaved = self._edits.unsaved
+        changed = " *" if self._shared.unsaved else ""
         self.query_one(TopBar).tell(f"{self._draft.path}{changed}")
         self.query_one(PlanPanel).busy = True
         self.query_one("#start", Button).disabled = True
@@ -463,7 +463,6 @@ class NewRun(Screen[None]):
             self.notify(str(error), severity="error")
             return
         self._edits = Edits(self._draft)
-        self._edits.touched = True
         self._fill()
         self._changed()
         self.notify(f"using the settings of {run.name}")

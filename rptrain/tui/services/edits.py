@@ -21,7 +21,7 @@ class Edits:
         self.draft = draft
         self.refused: dict[str, str] = {}  # values that are not valid TOML: the message, by key
         self.invalid: dict[str, str] = {}  # these, and values that the config or the plan refuses
-        self.touched = False  # edited since the file was opened
+        self.touched = False  # edited by the user since the values were filled in
         self._by_hand: set[str] = set()
 
     @property
