@@ -116,11 +116,16 @@ def test_devices_that_wait_for_the_optimizer():
     gate = Gate("optimizer update of layers.1")
 
     def look(engine):
-        tools.wait_for(lambda: "the optimizer" in {lane.waiting for lane in engine.activity().lanes})
+        tools.wait_for(lambda: any(map(starves, engine.activity().lanes, engine._context.recorder.devices)))
         began = time.perf_counter()
         found = engine.activity()
         time.sleep(PAUSE)
         return engine, engine.starved, time.perf_counter() - began, found
+
+    def starves(lane, device):
+        """Whether it waits, and has computed all that was issued: only then does its time count."""
+        ends = [end for one in tuple(device._in_progress) for _, end in tuple(one.pieces)]
+        return lane.waiting == "the optimizer" and all(end.passed() for end in ends)
 
     (engine, before, waited, found), after = watched(gate, look, asynchronous=False)
     assert found.optimizer == "update of layers.1" and found.queue == 2

@@ -172,8 +172,10 @@ async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, 
     app = make(attach=run)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         screen = await opened(pilot)
+        assert "■ stopped" in screen_text(app) and "r resumes from step " in screen_text(app)
         await pilot.press("r")
         await until(pilot, lambda: "the trainer is starting" in screen_text(app))
+        await until(pilot, lambda: "… starting" in screen_text(app) and "stopped" not in screen_text(app))
         screen.action_resume()  # the key itself does nothing now
         await until(pilot, lambda: "is already starting" in notified(app))
         Path("go").touch()

@@ -224,7 +224,7 @@ class RunScreen(Screen[None]):
         if view is None or not self.query(RunHead):  # its widgets do not exist yet or any more
             return
         state = self.state
-        self.query_one(RunHead).show(view, state, self._note())
+        self.query_one(RunHead).show(view, "starting" if self._beginning == "starts" else state, self._note())
         self._show_banner()
         beginning, launched = self._beginning, self._launched
         if self._scheduled:
@@ -284,12 +284,18 @@ class RunScreen(Screen[None]):
             held = ", paused" if self._held else ""
             return f"×{replay.speed}{held}, {format_duration(replay.left):>4} left"
         if beginning := self._beginning:
-            return f"trainer {beginning}"
-        if self._view is not None and not self._view.ended:
+            return "" if beginning == "starts" else f"trainer {beginning}"
+        if self._view is None:
+            return ""
+        if self.state == "stopped" and self._view.checkpoints:
+            return f"r resumes from step {self._view.checkpoints[-1].step:,}"
+        if not self._view.ended:
             asked = [word for word in (control.SAVE, control.STOP) if control.is_asked(self.path, word)]
             if control.is_asked(self.path, control.PAUSE) and self.state != "paused":
                 asked.append(control.PAUSE)
-            return f"{' and '.join(asked).lower()} asked" if asked else ""
+            if asked:
+                return f"{' and '.join(asked).lower()} asked"
+            return "space continues" if self.state == "paused" else ""
         return ""
 
     # ---- actions

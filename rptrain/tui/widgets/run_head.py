@@ -27,6 +27,7 @@ WIDTHS = {"loss": 6, "tokens/s": 6, "of peak speed": 4, "bubble": 4, "learning r
 
 STATES = {  # a character that is understood without color, and the color
     "new": ("…", "$muted"),
+    "starting": ("…", "$accent"),
     "loading": ("…", "$accent"),
     "training": ("▶", "$success"),
     "paused": ("⏸", "$warning"),
