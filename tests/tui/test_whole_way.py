@@ -48,8 +48,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     begun: list[Launched] = []
     start = Context.start
 
-    def noted(context: Context, *given: Any) -> Launched:
-        begun.append(start(context, *given))
+    async def noted(context: Context, *given: Any) -> Launched:
+        begun.append(await start(context, *given))
         return begun[-1]
 
     monkeypatch.setattr(Context, "start", noted)
