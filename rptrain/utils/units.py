@@ -86,6 +86,8 @@ def format_percent(fraction: float | None) -> str:
     """A fraction such as "2.1%" or "54%"."""
     if fraction is None or not isfinite(fraction):
         return DASH
+    if abs(fraction) < 0.0005:
+        return "0.0%"  # without the sign of a rounding error
     return f"{fraction:.1%}" if abs(fraction) < 0.0995 else f"{fraction:.0%}"
 
 

@@ -22,7 +22,7 @@ from rptrain.utils import units
         (units.format_seconds, (2.5e-6, 9.994e-4, 9.996e-4), "2.50 µs|999 µs|1.00 ms"),
         (units.format_speed, (1.62, 9.94, 9.96, 1234.5, None), "1.6|9.9|10|1,234|–"),
         (units.format_score, (0.974, 1.0, 0.002, None), "97.4%|100.0%|0.2%|–"),
-        (units.format_percent, (0.021, 0.54, None, float("inf")), "2.1%|54%|–|–"),
+        (units.format_percent, (0.021, 0.54, -2e-16, None, float("inf")), "2.1%|54%|0.0%|–|–"),
         (units.format_short, (0, 3.14159, 1234, 1e-5, 123456, float("nan")), "0|3.14|1234|1e-5|1.2e5|–"),
         (
             units.format_loss,
