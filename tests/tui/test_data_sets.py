@@ -49,6 +49,26 @@ path = "c.jsonl"
 """
 
 
+def test_the_first_set_of_a_file_without_one(tmp_path: Path):
+    draft = Draft(tmp_path / "rptrain.toml", '[model]\npath = "tiny-tasks"\n')
+    draft.add_train_set("c.jsonl")
+    assert tomllib.loads(draft.text)["data"] == {"train": [{"path": "c.jsonl"}]} and draft.train_sets == 1
+
+
+@driven
+async def test_a_file_with_something_else_in_place_of_data_sets(make: Made, tmp_path: Path):
+    """It is said, and nothing is lost."""
+    text = '[model]\npath = "tiny-tasks"\n[data]\ntrain = "x"\n'
+    (tmp_path / "rptrain.toml").write_text(text)
+    (tmp_path / "c.jsonl").touch()
+    async with make().run_test(size=(80, 24), notifications=True) as pilot:
+        await press_until(pilot, "ctrl+n", lambda: "c.jsonl" in screen_text(pilot.app))
+        await pilot.press(*"c.jsonl")
+        await until(pilot, lambda: "the file has something else there" in screen_text(pilot.app))
+        await press_until(pilot, "enter", lambda: "the file has something else there" in notified(pilot.app))
+        assert pilot.app.is_running and (tmp_path / "rptrain.toml").read_text() == text
+
+
 def test_comments_stay_with_what_they_are_about(tmp_path: Path):
     draft = Draft(tmp_path / "rptrain.toml", TEXT)
     draft.add_train_set("c.jsonl")

@@ -42,7 +42,10 @@ def data_question(
 
     async def show(path: str) -> Content:
         shown = Draft(draft.path, draft.text)
-        shown.update({"data.train.0.path": path, "data.train.0.format": "", "data.train.0.split": ""})
+        try:
+            shown.update({"data.train.0.path": path, "data.train.0.format": "", "data.train.0.split": ""})
+        except UserError as error:
+            return Content.styled(as_message(str(error)), "$error")
         return await samples_of(shared, shown)
 
     async def find() -> list[Item]:

@@ -216,7 +216,10 @@ class NewRun(Screen[None]):
         if not values:
             return
         self._take()
-        self._edits.update(values)
+        try:
+            self._edits.update(values)
+        except UserError as error:
+            self.notify(str(error), severity="error")
         self._fill()
         self.query_one(Form).focus_first()
         self._changed()
@@ -264,7 +267,11 @@ class NewRun(Screen[None]):
         self._take()
         question = data_question(self._shared, self._draft, "A further data set")
         if path := await ask(self, Picker(question)):
-            self._edits.add_train_set(path)
+            try:
+                self._edits.add_train_set(path)
+            except UserError as error:
+                self.notify(str(error), severity="error")
+                return
             await self._sets_changed(self._draft.train_sets - 1)
 
     @on(Form.Removed)

@@ -134,7 +134,8 @@ class Draft:
 
     def add_train_set(self, path: str) -> None:
         """Adds a training set after the others. Raises UserError as `put`."""
-        self.put(f"data.train.{self.train_sets}.path", path)
+        sets = _at(self._document, ("data", "train"))
+        self.put(f"data.train.{len(sets) if isinstance(sets, list) else 0}.path", path)
 
     def remove_train_set(self, number: int) -> None:
         """Removes one of several training sets, from 0, with its comments."""
