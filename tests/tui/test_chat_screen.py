@@ -201,7 +201,7 @@ async def test_the_model_that_answers_is_the_one_that_the_run_has_now(make: Made
         shutil.rmtree(run / "checkpoints/checkpoint-40")
         await opened(pilot)
         await until(pilot, lambda: "model on the CPU" in screen_text(pilot.app))
-        assert "checkpoint-40 is no longer there: done/model answers" in notified(pilot.app)
+        assert "checkpoint-40 was deleted: done/model answers" in notified(pilot.app)
         assert "SECOND" in screen_text(pilot.app)
 
 

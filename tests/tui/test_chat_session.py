@@ -125,7 +125,7 @@ async def test_a_model_that_is_unloaded_is_loaded_again_for_the_same_conversatio
     await session.unload("training")
     assert not process.is_running() and (session.state, session.problem) == ("ended", "training")
     await session.unload("again")
-    assert session.problem == "training", "there is no process any more"
+    assert session.problem == "training", "the process has ended"
     await session.begin()
     await wait_for(lambda: session.state == "idle")
     assert [turn.said for turn in session.turns] == ["wait"]

@@ -125,7 +125,7 @@ class ChatScreen(Screen[None]):
             await self._renew()
 
     async def _renew(self) -> None:
-        """Loads the model again if its process ended, or if it is no longer the one that would answer."""
+        """Loads the model again if its process ended, or if another one would answer now."""
         session = self._session
         found = await asyncio.to_thread(answering, self._run)
         loaded = None if session.loaded is None else Path(session.loaded.source).resolve()
@@ -135,7 +135,7 @@ class ChatScreen(Screen[None]):
         if newest is None or session.state == "answering":
             pass
         elif session.source != self._run and not session.source.is_dir():
-            told = f"{session.source} is no longer there: {named} answers"
+            told = f"{session.source} was deleted: {named} answers"
             session.source = self._run
         elif session.source == self._run and loaded not in (None, newest.resolve()):
             told = f"the run has a newer model: {named}"

@@ -65,7 +65,7 @@ def data(folders: Sequence[str]) -> list[FoundData]:
 
 
 def has_weights(model: str) -> bool:
-    """Whether a model, named as in a config, has files with weights. Raises UserError if there is no such model."""
+    """Whether a model, named as in a config, has files with weights. Raises UserError if the model is not found."""
     from rptrain.models import registry
 
     return _has_weights(registry.locate(model))
