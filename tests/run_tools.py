@@ -32,7 +32,7 @@ from rptrain import cli
 from rptrain.checkpoint.atomic_dir import KIND, STATE, written_aside
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.engine.meter import Measured
-from rptrain.inference.generate import generate_text
+from rptrain.inference.generate import Request, generate_text
 from rptrain.models import registry
 from rptrain.models.weights import pretrained
 from rptrain.planner import memory
@@ -120,7 +120,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 def generated(source: Path, prompts: list[str], most: int, temperature: float, seed: int, raw: bool) -> list[str]:
     """Answers of at most `most` tokens, wherever they are fastest here."""
-    return generate_text(source, prompts, most, temperature, seed, raw, free_room())
+    return generate_text(Request(source, prompts, most, temperature, seed, raw), free_room())
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -295,6 +295,9 @@ def test_on_a_terminal_it_asks_before_an_export_is_replaced(monkeypatch, folder,
 def test_generate(monkeypatch):
     calls: list = []
 
+    def request(*values: object) -> tuple[object, ...]:
+        return values
+
     def generate_text(*arguments: object) -> list[str]:
         calls.append(arguments)
         return ["größer", "b"]
@@ -304,7 +307,9 @@ def test_generate(monkeypatch):
         calls.append(arguments)
         yield from (["gr", "b"], ["ö", None], ["", None], ["ßer", None])
 
-    replace(monkeypatch, "rptrain.inference.generate", generate_text=generate_text, stream_text=stream_text)
+    replace(
+        monkeypatch, "rptrain.inference.generate", Request=request, generate_text=generate_text, stream_text=stream_text
+    )
     replace(monkeypatch, "rptrain.planner.room", free_room=lambda training: "room")
     arguments = ["generate", ".", "--prompt", "a=1", "--prompt", "y"]
     assert run(*arguments).stdout == "größer\nb\n"
@@ -323,8 +328,8 @@ def test_generate(monkeypatch):
     )
     assert json.loads(shown.stdout) == [{"prompt": "a=1", "text": "größer"}, {"prompt": "y", "text": "b"}]
     assert calls == [
-        (Path("."), ["a=1", "y"], 128, 0.0, 0, False, "room", "auto"),
-        (Path("."), ["a=1", "y"], 5, 0.5, 7, True, "room", "cpu"),
+        ((Path("."), ["a=1", "y"], 128, 0.0, 0, False), "room", "auto"),
+        ((Path("."), ["a=1", "y"], 5, 0.5, 7, True), "room", "cpu"),
     ]
 
 
@@ -332,7 +337,7 @@ def test_a_mistake_in_generate_ends_with_2(monkeypatch):
     def fail(*arguments: object) -> list[str]:
         raise UserError("no tokenizer")
 
-    replace(monkeypatch, "rptrain.inference.generate", generate_text=fail, stream_text=fail)
+    replace(monkeypatch, "rptrain.inference.generate", Request=fail, generate_text=fail, stream_text=fail)
     result = run("generate", ".", "--prompt", "x")
     assert (result.exit_code, result.stderr) == (2, "no tokenizer\n")
 

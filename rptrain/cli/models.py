@@ -68,18 +68,18 @@ def generate(
     with exit_codes():
         source = existing(source)
         with PROCESS.importing():
-            from rptrain.inference.generate import generate_text, stream_text
+            from rptrain.inference.generate import Request, generate_text, stream_text
             from rptrain.planner.room import free_room
             from rptrain.runs.listing import training_beside
 
         room = free_room(training_beside(source))
-        given = (source, prompt, max_new_tokens, temperature, seed, raw, room, placement)
+        request = Request(source, prompt, max_new_tokens, temperature, seed, raw)
         if as_json:
-            texts = generate_text(*given)
+            texts = generate_text(request, room, placement)
             answers = [{"prompt": said, "text": text} for said, text in zip(prompt, texts, strict=True)]
             print(json.dumps(answers, indent=2, ensure_ascii=False))
         else:
-            _print_streamed(stream_text(*given), len(prompt))
+            _print_streamed(stream_text(request, room, placement), len(prompt))
 
 
 def _print_streamed(steps: Iterator[list[str | None]], count: int) -> None:

@@ -1,6 +1,7 @@
 """Text generation with a trained model: a run, a checkpoint, or a model directory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,40 +20,35 @@ from rptrain.utils.errors import UserError
 LOWER = "lower --max-new-tokens, give fewer prompts, or "  # what helps if memory is short, besides freeing it
 
 
-def generate_text(
-    source: Path,
-    prompts: list[str],
-    max_new_tokens: int,
-    temperature: float,
-    seed: int,
-    raw: bool,
-    room: Room,
-    wanted: str = "auto",
-) -> list[str]:
-    """One answer for each prompt. `raw` continues the prompt itself instead of putting it into the chat template.
+@dataclass(frozen=True)
+class Request:
+    """Prompts to answer. `raw` continues a prompt itself instead of putting it into the chat template."""
+
+    source: Path  # a run, a checkpoint or the directory of a model
+    prompts: Sequence[str]
+    max_new_tokens: int
+    temperature: float = 0.0  # 0: always the most likely token
+    seed: int = 0
+    raw: bool = False
+
+
+def generate_text(request: Request, room: Room, wanted: str = "auto") -> list[str]:
+    """One answer for each prompt.
 
     A run answers from its exported model if it has one, otherwise from its newest checkpoint. `choose` places it.
     Raises UserError for a source that is neither a run, a checkpoint nor a model directory, and if it does not fit.
     """
-    spec, weights, encoded, ends, tokenizer = _prepared(source, prompts, max_new_tokens, temperature, raw, room, wanted)
-    answers = generate(spec, weights, encoded, max_new_tokens, ends, temperature, seed)
+    spec, weights, encoded, ends, tokenizer = _prepared(request, room, wanted)
+    answers = generate(spec, weights, encoded, request.max_new_tokens, ends, request.temperature, request.seed)
     return tokenizer.batch_decode(answers, skip_special_tokens=True)
 
 
-def stream_text(
-    source: Path,
-    prompts: list[str],
-    max_new_tokens: int,
-    temperature: float,
-    seed: int,
-    raw: bool,
-    room: Room,
-    wanted: str = "auto",
-) -> Iterator[list[str | None]]:
+def stream_text(request: Request, room: Room, wanted: str = "auto") -> Iterator[list[str | None]]:
     """The answers of `generate_text` in pieces: the text that each step adds to each answer, and None once it ended."""
-    spec, weights, encoded, ends, tokenizer = _prepared(source, prompts, max_new_tokens, temperature, raw, room, wanted)
-    answers = [AnswerText(tokenizer) for _ in prompts]
-    for tokens in stream(spec, weights, encoded, max_new_tokens, ends, Sampling(temperature, seed=seed)):
+    spec, weights, encoded, ends, tokenizer = _prepared(request, room, wanted)
+    answers = [AnswerText(tokenizer) for _ in request.prompts]
+    sampling = Sampling(request.temperature, seed=request.seed)
+    for tokens in stream(spec, weights, encoded, request.max_new_tokens, ends, sampling):
         yield [
             None if token is None else answer.add(token) + (answer.end() if token in ends else "")
             for answer, token in zip(answers, tokens, strict=True)
@@ -68,30 +64,23 @@ class _Prepared(NamedTuple):
     tokenizer: Any
 
 
-def _prepared(
-    source: Path,
-    prompts: list[str],
-    max_new_tokens: int,
-    temperature: float,
-    raw: bool,
-    room: Room,
-    wanted: str,
-) -> _Prepared:
+def _prepared(request: Request, room: Room, wanted: str) -> _Prepared:
+    prompts, temperature = request.prompts, request.temperature
     if not isfinite(temperature):
         raise UserError(f"--temperature must be a finite number, not {temperature}")
     for number, prompt in enumerate(prompts, 1):
         if prompt != prompt.encode(errors="replace").decode():
             raise UserError(f"prompt {number} is not UTF-8 text")
-    model = find_model(source)
+    model = find_model(request.source)
     tokenizer = load_tokenizer(model.tokenizer)
-    raw = raw or not tokenizer.chat_template
+    raw = request.raw or not tokenizer.chat_template
     try:
         texts = prompts if raw else in_template(tokenizer, prompts)
     except UserError as error:
         raise UserError(f"{model.tokenizer}: {error}; --raw continues a prompt without the chat template") from error
     encoded = [tokenized(tokenizer, text, add_special_tokens=raw)["input_ids"] for text in texts]
     _check_lengths(model, encoded)
-    longest = max(map(len, encoded), default=0) + max_new_tokens
+    longest = max(map(len, encoded), default=0) + request.max_new_tokens
     placement = choose(Sizes.of(model.spec, model.dtype, len(encoded), longest, lower=LOWER), room, wanted)
     return _Prepared(model.spec, placed(model, placement), encoded, model.ends(tokenizer), tokenizer)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rptrain.inference.chat import Chat
-from rptrain.inference.generate import stream_text
+from rptrain.inference.generate import Request, stream_text
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.settings import AnswerSettings
 from rptrain.models.layers.cache import cache_bytes
@@ -123,7 +123,7 @@ def test_a_run_answers_as_generate_does_and_beside_its_base(tmp_path) -> None:
         answer = "".join(loaded.chat.ask("Sort: 321"))
         asked = (["Sort: 321"], GREEDY.max_new_tokens, 0.0, 0, False)
         assert [answer] == tools.generated(run.path, *asked)
-        assert ["".join(piece or "" for (piece,) in stream_text(run.path, *asked, free_room()))] == [answer]
+        assert ["".join(piece or "" for (piece,) in stream_text(Request(run.path, *asked), free_room()))] == [answer]
         loaded.load_base()
         (expected,) = tools.generated(tmp_path / "model", *asked)
         assert "".join(loaded.chat.ask_base()) == expected != answer
