@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from rptrain.checkpoint.atomic_dir import is_of_kind, read_manifest
+from rptrain.checkpoint.atomic_dir import MANIFEST, is_of_kind
 from rptrain.utils.files import read_small_text
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -39,8 +39,15 @@ def is_export(directory: Path) -> bool:
 
 
 def base_format(directory: Path) -> str:
-    """The format in which the run of an exported adapter held its base; "bf16" for other adapters."""
-    return str(read_manifest(directory).get("base", "bf16")) if is_export(directory) else "bf16"
+    """The format in which the run of an exported adapter held its base; "bf16" for other adapters. The adapter's
+    files may have been edited since it was exported.
+    """
+    try:
+        found = json.loads(read_small_text(directory / MANIFEST))
+    except (OSError, ValueError, RecursionError):  # not an export, or damaged
+        return "bf16"
+    base = found.get("base") if isinstance(found, dict) else None
+    return base if isinstance(base, str) else "bf16"
 
 
 def loading_code(directory: Path) -> str:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
-from rptrain.checkpoint.export_progress import loading_code
+from rptrain.checkpoint.export_progress import base_format, loading_code
 from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
@@ -135,8 +135,9 @@ def test_answers_of_a_run_a_checkpoint_and_the_merged_model(folder):
     assert answers[0] == answers[1] == answers[2] == answers[3] != tools.generated(folder / "model", *asked)
 
 
-def test_where_the_base_of_an_adapter_is_can_be_written_into_it(folder):
-    run = tools.train_here(folder, *LORA)
+@pytest.mark.parametrize("base", ["bf16", "nf4"])
+def test_where_the_base_of_an_adapter_is_can_be_written_into_it(folder, base):
+    run = tools.train_here(folder, *LORA, f"lora.base={base}")
     asked = (["a"], 2, 0.0, 0, True)
     answers = tools.generated(run.model_path, *asked)
     (folder / "model").rename(folder / "elsewhere")
@@ -149,6 +150,7 @@ def test_where_the_base_of_an_adapter_is_can_be_written_into_it(folder):
         tools.generated(run.model_path, *asked)
     file.write_text(text.replace(f"{folder}/model", f"{folder}/elsewhere"))
     assert tools.generated(run.model_path, *asked) == answers
+    assert base_format(run.model_path) == base, "whatever was written into the adapter"
 
 
 @pytest.mark.parametrize("kind", [(), ("lora.use_dora=true", "lora.lora_dropout=0")], ids=["lora", "dora"])

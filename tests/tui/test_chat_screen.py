@@ -161,10 +161,16 @@ async def test_a_training_gets_the_memory_of_the_model(make: Made, run: Path, mo
 async def test_the_checkpoint_and_the_placement_are_chosen(make: Made, run: Path):
     async with make().run_test(size=(80, 24)) as pilot:
         screen = await opened(pilot)
+        await say(pilot, "first", "FIRST")
+        process = screen._session._process
         await press_until(pilot, "ctrl+o", lambda: "checkpoints/checkpoint-40" in screen_text(pilot.app))
+        await press_until(pilot, "enter", lambda: pilot.app.screen is screen)
+        assert screen._session._process is process, "the model that answers is not loaded again"
+        await press_until(pilot, "ctrl+o", lambda: "Answer with which model" in screen_text(pilot.app))
         await pilot.press("down")
         await press_until(pilot, "enter", lambda: pilot.app.screen is screen)
         await until(pilot, lambda: "checkpoints/checkpoint-20 on the CPU" in screen_text(pilot.app))
+        assert "FIRST" in screen_text(pilot.app), "the conversation is kept"
         await press_until(pilot, "ctrl+g", lambda: "gpu       5,678 tokens/s, weights in" in screen_text(pilot.app))
         assert "cpu       1,234 tokens/s" in screen_text(pilot.app)
         options = pilot.app.screen.query_one(OptionList)

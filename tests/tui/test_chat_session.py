@@ -116,6 +116,21 @@ async def test_another_try_that_is_refused_leaves_the_earlier_answer() -> None:
 
 
 @driven
+async def test_what_has_no_answer_when_the_process_ends_was_not_said() -> None:
+    session = await begun()
+    await answered(session, "a")
+    session.retry()
+    await session.unload("training")
+    assert [(turn.said, turn.answer) for turn in session.turns] == [("a", "A ")] and session.returned == ""
+    await session.begin()
+    await wait_for(lambda: session.state == "idle")
+    session.ask("b")
+    await session.unload("training")
+    assert [turn.said for turn in session.turns] == ["a"] and session.returned == "b"
+    await session.close()
+
+
+@driven
 async def test_a_model_that_is_unloaded_is_loaded_again_for_the_same_conversation() -> None:
     session = await begun()
     assert session._process is not None
@@ -140,13 +155,13 @@ async def test_a_model_that_cannot_be_loaded() -> None:
 
 
 @driven
-async def test_a_process_that_dies_says_why_and_the_conversation_goes_on_in_another() -> None:
+async def test_a_process_that_dies_says_why_and_another_continues_the_conversation() -> None:
     session = await begun()
     await answered(session, "a")
     await answered(session, "die")
     await wait_for(lambda: session.state == "ended")
     assert session.problem == "the process that holds the model ended with status 3: RuntimeError: out of luck"
-    session.turns.pop()
+    assert session.returned == "die"
     await session.begin()
     await wait_for(lambda: session.state == "idle")
     await answered(session, "refuse")

@@ -293,12 +293,12 @@ class ChatScreen(Screen[None]):
     async def action_checkpoint(self) -> None:
         found = await asyncio.to_thread(answering, self._run)
         lines = [Line(str(path.relative_to(self._run))) for path in found]
-        current = found.index(self._session.source) if self._session.source in found else 0
+        answers = None if self._session.loaded is None else Path(self._session.loaded.source).resolve()
+        current = next((index for index, path in enumerate(found) if path.resolve() == answers), 0)
         question = f"Answer with which model of {self._run.name}?"
         chosen = await ask(self, Pick(question, lines, current, "It has no exported model and no checkpoint yet."))
-        if chosen is not None and found[chosen] != self._session.source:
+        if chosen is not None and found[chosen].resolve() != answers:
             self._session.source = found[chosen]
-            self._session.turns.clear()
             await self._session.begin()
 
     @work

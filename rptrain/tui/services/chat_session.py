@@ -205,12 +205,12 @@ class ChatSession:
         elif kind == "refused":
             self.problem = as_message(values["text"])
             if self.loaded is not None:
-                self._take_back_refused(values["turns"])
+                self._take_back_unanswered(values["turns"])
         elif kind == "idle":
             self.host, self.vram = values["host"], values["vram"]
             self.state = "idle" if self.loaded is not None else "ended"
 
-    def _take_back_refused(self, turns: int) -> None:
+    def _take_back_unanswered(self, turns: int) -> None:
         """`turns`: those that the process has."""
         if self._replaced is not None:
             self.turns[-1], self._replaced = self._replaced, None
@@ -219,5 +219,8 @@ class ChatSession:
             del self.turns[turns:]
 
     def _end(self, why: str) -> None:
+        """The process is gone: what has no answer was not said."""
+        if self.state == "answering" and not self.turns[-1].answer:
+            self._take_back_unanswered(len(self.turns) - 1)
         self.state, self.problem = "ended", as_message(why)
         self.changed()
