@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rptrain.runs.events import VALIDATION_LOSS
 from rptrain.runs.lanes import FILE, Snapshot
 from rptrain.runs.process import other_folders
 from rptrain.runs.tail import LARGE, Tail
@@ -16,7 +17,10 @@ LANES_SHARE = 8  # `large` is that many times the bytes of lanes.jsonl that are 
 BATCH = 500  # lines parsed at a time
 LONGEST = 1 << 20  # bytes of a line: longer ones are skipped, no record in a view is that long
 _UNREAD = b'"event":"slots"'  # in long records that a view does not use
-_BEGINNING = b'"run_started"'  # in the first record of a process; the next ones describe the process and its plan
+_MARKS = (
+    b'"run_started"',  # in the first record of a process; the next ones describe the process and its plan
+    f'"name":"{VALIDATION_LOSS}"'.encode(),
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class _Files:
     """The files of a process."""
 
     def __init__(self, folder: Path, large: int) -> None:
-        self._events = Tail(folder / "events.jsonl", large, _BEGINNING)
+        self._events = Tail(folder / "events.jsonl", large, _MARKS)
         self._lanes = Tail(folder / FILE, min(large // LANES_SHARE, LANES))
 
     def read(self) -> News:

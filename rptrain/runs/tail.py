@@ -1,7 +1,7 @@
 """New complete lines of a file that another process appends to; a sample of the lines of a very large file."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 
@@ -21,12 +21,13 @@ class Tail:
     that was replaced is read from the start.
 
     If more than `large` bytes are new, about `large / 4` of them are read: half of these at the end, an eighth at the
-    beginning, and pieces spread evenly over the middle. If `mark` occurs in the middle, what follows the last line with
-    it is read too, if that line begins in the last MARKED bytes. `skipped` counts the bytes that were not read.
+    beginning, and pieces spread evenly over the middle. If one of `marks` occurs in the middle, what follows the last
+    line with it is read too, if that line begins in the last MARKED bytes. `skipped` counts the bytes that were not
+    read.
     """
 
-    def __init__(self, path: Path | str, large: int = LARGE, mark: bytes = b"") -> None:
-        self._path, self._large, self._mark = Path(path), large, mark
+    def __init__(self, path: Path | str, large: int = LARGE, marks: Sequence[bytes] = ()) -> None:
+        self._path, self._large, self._marks = Path(path), large, marks
         self._inode, self._offset, self._end = 0, 0, 0
         self.skipped = 0
 
@@ -52,8 +53,9 @@ class Tail:
 
     def _read_thinned(self, file: BufferedReader, start: int, end: int) -> list[bytes]:
         pieces = list(_pieces(start, end, self._large // 4))
-        if self._mark and (marked := _last(file, self._mark, pieces[0][1], pieces[-1][0])) is not None:
-            pieces.append((marked, min(marked + BEHIND, end)))
+        middle = pieces[0][1], pieces[-1][0]
+        found_marks = (_last(file, mark, *middle) for mark in self._marks)
+        pieces += [(marked, min(marked + BEHIND, end)) for marked in found_marks if marked is not None]
         lines, stop, seen = list[bytes](), start, 0
         for first, last in _joined(pieces):
             if first > start:  # may be in the middle of a line

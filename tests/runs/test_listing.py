@@ -48,10 +48,17 @@ def test_each_run_in_a_line(tmp_path):
 
 def test_a_long_run_is_glanced_at(tmp_path, monkeypatch):
     monkeypatch.setattr(listing, "GLANCE", 1 << 16)
-    run = make(tmp_path, "long", START, process(), *(step(n) for n in range(1, 2000)))
-    assert (run / "events.jsonl").stat().st_size > 4 * listing.GLANCE
+    first, second = (
+        {"event": "evaluation", "time": 102.0 * n, "step": n, "name": "loss", "score": 4.0 / n} for n in (1, 2)
+    )
+    steps = [step(n) for n in range(1, 2000)]
+    run = make(tmp_path, "long", START, process(), first, *steps[:1203], second, *steps[1203:])
+    events = run / "events.jsonl"
+    events.write_text(events.read_text().replace('": ', '":'))  # as runs write them
+    assert events.stat().st_size > 4 * listing.GLANCE
     (summary,) = summaries(tmp_path)
     assert (summary.step, summary.state, summary.began) == (1999, "training", 100.0)
+    assert summary.validation_loss == 2.0, "the newest one, in the middle"
 
 
 def test_the_speed_is_a_median_that_one_slow_step_does_not_change(tmp_path):

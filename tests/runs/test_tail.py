@@ -63,7 +63,7 @@ def test_the_last_mark_is_not_passed_over(path, place):
     lines[3000 + place // 50] = b"MARK 01"
     lines[place] = b"MARK 02"
     path.write_bytes(b"\n".join(lines) + b"\n")
-    assert set(lines[place : place + 3]) <= set(Tail(path, large=80_000, mark=b"MARK").read())
+    assert set(lines[place : place + 3]) <= set(Tail(path, large=80_000, marks=(b"none", b"MARK")).read())
 
 
 def test_a_mark_between_blocks_of_the_search(path):
@@ -71,7 +71,7 @@ def test_a_mark_between_blocks_of_the_search(path):
     for shift in range(8):
         start = b"y" * shift + b"\n"
         path.write_bytes(before * 30_000 + b"{MARK}\n" + start + b"x" * (2 * BLOCK - 4 - len(start)) + b"\n")
-        assert b"{MARK}" in Tail(path, large=8192, mark=b"MARK").read()
+        assert b"{MARK}" in Tail(path, large=8192, marks=(b"none", b"MARK")).read()
 
 
 def test_long_lines_are_read_once(path, monkeypatch):
