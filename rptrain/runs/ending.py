@@ -50,14 +50,14 @@ def _death(view: RunView, code: int | None) -> str:
         return f"The trainer on {process.host} has not written any records for a while."
     if process is not None and process.rebooted:
         return "The machine was restarted while the run was active."
-    what = "The trainer ended without a last record" if code is None else "The trainer was killed (SIGKILL)"
-    cause = f"{what}, as processes do that kill -9 ends, or the system because memory runs out."
+    what = "The trainer was ended without a last record" if code is None else "The trainer was killed (SIGKILL)"
+    cause = f"{what}: perhaps by kill -9, or by the system because memory ran out."
     last = view.recent[-1] if view.recent else None
     if last is None:
         return cause
     if last.is_low:
-        return f"{what}. Only {format_bytes(last.free)} of host memory were left: the system probably killed it."
-    return f"{cause} Shortly before, {format_bytes(last.free)} of host memory were left."
+        return f"{what}. Only {format_bytes(last.free)} of host memory was left: the system probably killed it."
+    return f"{cause} Shortly before, {format_bytes(last.free)} of host memory was left."
 
 
 def _signal_name(number: int) -> str:

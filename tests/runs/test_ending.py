@@ -62,9 +62,9 @@ def test_how_the_process_ended(tmp_path: Path, code: int, said: str):
 
 def test_memory_that_ran_out_is_the_probable_cause_only_if_little_was_left(tmp_path: Path):
     for name, code in (("known", -signal.SIGKILL), ("unknown", None)):
-        assert "Only 1.00 GiB of host memory were left" in dead(tmp_path / name / "low", code, free=GIB)
+        assert "Only 1.00 GiB of host memory was left" in dead(tmp_path / name / "low", code, free=GIB)
         enough = dead(tmp_path / name / "enough", code, free=40 * GIB)
-        assert "kill -9" in enough and "Shortly before, 40.0 GiB of host memory were left." in enough
+        assert "kill -9" in enough and "Shortly before, 40.0 GiB of host memory was left." in enough
     assert "Only" not in dead(tmp_path / "other", -signal.SIGSEGV, free=GIB)
 
 
@@ -73,5 +73,5 @@ def test_a_machine_that_was_restarted_and_another_one(tmp_path: Path):
     before = dead(tmp_path / "before", process=replace(own, birth="another boot/17"))
     assert before == "The machine was restarted while the run was active."
     since = dead(tmp_path / "since", process=replace(own, birth=f"{own.birth.partition('/')[0]}/0"))
-    assert "ended without a last record" in since
+    assert "was ended without a last record" in since
     assert "The trainer on node-7" in dead(tmp_path / "far", process=ProcessId("node-7", 1, ""))

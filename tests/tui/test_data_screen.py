@@ -66,7 +66,7 @@ async def test_pages_problems_and_sets(make: Made, helper: Scripted, size: tuple
         await pilot.press("pagedown")
         await press_until(pilot, "pageup", lambda: shows("6-10 of 12"))
         assert len(helper.asked) == asked + 1, "nothing comes after the last page"
-        await press_until(pilot, "b", lambda: shows("chats.jsonl:5  ✗ has no [b]messages␛", "1-2 of 2 of them"))
+        await press_until(pilot, "b", lambda: shows("chats.jsonl:5  ✗ has no [b]messages␛", "1-2 of 2 with problems"))
         await press_until(pilot, "d", lambda: shows("2 of 2: more␛.jsonl", "the first 12 rows read"))
         await press_until(pilot, "b", lambda: shows("1-5 of 12"))
         assert max(map(len, screen_text(app).splitlines())) <= size[0]

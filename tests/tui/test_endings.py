@@ -62,7 +62,7 @@ async def test_a_dead_run_says_what_is_lost_and_how_to_resume(
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "echo cannot; exit 2"))
     async with make(attach=run).run_test(size=(80, 24)) as pilot:
         app = pilot.app
-        await until(pilot, lambda: "✗ The trainer ended without a last record" in screen_text(app))
+        await until(pilot, lambda: "✗ The trainer was ended without a last record" in screen_text(app))
         assert "r resumes from step 15 · 5 steps lost · last seen 2023-11-14 22:14:40" in screen_text(app)
         await pilot.press("r")
         await until(pilot, lambda: "✗ Training failed to start: cannot" in screen_text(app))

@@ -209,4 +209,4 @@ class Picker(Dialog[str | None]):
 def _other_name(item: Item, words: Sequence[str]) -> str:
     """The other name of an item that was typed, to say why it is found."""
     name = next((name for name in item.words if words and all(word in name for word in words)), "")
-    return f"  (here for {name})" if name else ""
+    return f"  (also called {name})" if name else ""

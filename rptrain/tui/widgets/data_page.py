@@ -32,7 +32,7 @@ def _about(page: Page, problems: bool, width: int, bins: int) -> Iterator[Conten
     yield Content.styled(clipped(f"{of}{one_line(page.sets[page.number])}", width), "bold")
     rows = counted(page.read, "row") if page.whole else f"the first {counted(page.read, 'row')}"
     last = page.first + len(page.rows)
-    chosen = f"{page.total:,} of them (b: all)" if problems else f"{page.total:,}"
+    chosen = f"{page.total:,} with problems (b: all)" if problems else f"{page.total:,}"
     place = f"{page.first + 1:,}-{last:,} of {chosen} shown" if page.rows else "none shown"
     counts = "".join(f", {count:,} {kind}" for kind, count in page.counts)
     yield Content.styled(clipped(f"{rows} read{counts or ', no problems'}; {place}", width), "$muted")
