@@ -35,7 +35,7 @@ from benchmarks.commit import commit
 from rptrain.runs.events import Estimated, Event, Plan, ProcessStarted, RunStarted, Step, to_line
 from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot, StepNumbers
 from rptrain.runs.process import ProcessId
-from rptrain.runs.timeline import Block, Schedule, StepTimeline
+from rptrain.runs.timeline import Schedule, SlotSpan, StepTimeline
 
 DEVICES = tuple(f"cuda:{number}" for number in range(8))
 STAGES = ("F0-7", "FB8-28", "B0-7")
@@ -132,7 +132,7 @@ def snapshot(when: float, index: int) -> Snapshot:
 
 def timeline(step: int) -> StepTimeline:
     """A second of devices that compute ten slots each."""
-    lane = tuple(Block(slot, slot / 10, slot / 10 + 0.09) for slot in range(10))
+    lane = tuple(SlotSpan(slot, slot / 10, slot / 10 + 0.09) for slot in range(10))
     return StepTimeline(step, 1.0, (0.9,) * len(DEVICES), (lane,) * len(DEVICES), step)
 
 

@@ -56,7 +56,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Computation:
+class TimedComputation:
     """A computation of a device without a wait in between, and the times when its requirements were met."""
 
     name: str
@@ -99,14 +99,14 @@ class Usage:
     idle: dict[Cause, float]
 
 
-def usage(computations: Sequence[Computation], host: Host, window: tuple[float, float]) -> Usage:
+def usage(computations: Sequence[TimedComputation], host: Host, window: tuple[float, float]) -> Usage:
     total, idle = window[1] - window[0], dict.fromkeys(CAUSES, 0.0)
     for gap in gaps(computations, host, window):
         idle[gap.cause] += gap.end - gap.start
     return Usage(total, total - sum(idle.values()), idle)
 
 
-def gaps(computations: Sequence[Computation], host: Host, window: tuple[float, float]) -> list[Interval]:
+def gaps(computations: Sequence[TimedComputation], host: Host, window: tuple[float, float]) -> list[Interval]:
     """All time in the window without computation, in order. Time after the last computation is "boundary"."""
     found: list[Interval] = []
     at, stop = window
@@ -122,7 +122,7 @@ def gaps(computations: Sequence[Computation], host: Host, window: tuple[float, f
     return found
 
 
-def _divided(start: float, computation: Computation, host: Host) -> Iterator[Interval]:
+def _divided(start: float, computation: TimedComputation, host: Host) -> Iterator[Interval]:
     """Divides the gap from `start` to the computation."""
     ways: list[tuple[Step, ...]] = [((computation.launched, None),)]
     if computation.inputs:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from rptrain.bench.idle import Cause, Computation, Host, Input, Interval
+from rptrain.bench.idle import Cause, Host, Input, Interval, TimedComputation
 from rptrain.engine.meter import Kind, Reading
 from rptrain.engine.trace import Blocked, Span
 
@@ -43,7 +43,7 @@ class DeviceTimeline:
     """The timeline of a device. `issuing` has the name, start and end of everything that its thread issued."""
 
     device: str
-    computations: tuple[Computation, ...]
+    computations: tuple[TimedComputation, ...]
     host: Host
     transfers: tuple[Transfer, ...]
     launches: tuple[Launch, ...]
@@ -121,7 +121,7 @@ def _name(span: Span) -> str:
     return f"{span.slot.stage} {span.work if span.micro_batch is None else f'm{span.micro_batch}'}"
 
 
-def _computations(span: Span) -> Iterator[Computation]:
+def _computations(span: Span) -> Iterator[TimedComputation]:
     """The computations of a span. The first waits for all inputs, and a later one only for its layer's parameters."""
     stage = span.slot.stage
     sums_come = stage.backward and span.slot.turn > 0 and span.micro_batch == span.slot.micro_batches.start
@@ -130,7 +130,7 @@ def _computations(span: Span) -> Iterator[Computation]:
     freed = max((stamp() for stamp in span.freed), default=None)
     for index, piece in enumerate(span.pieces):
         first = index == 0
-        yield Computation(
+        yield TimedComputation(
             _name(span),
             piece.start(),
             piece.end(),

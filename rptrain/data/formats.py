@@ -3,7 +3,7 @@
 import logging
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
@@ -82,6 +82,11 @@ class Tally:
         """The tally of all these files, with their names before the lines."""
         first = [f"{file}:{line}" for file, tally in tallies.items() for line in tally.first]
         return cls(sum(t.total for t in tallies.values()), sum(t.bad for t in tallies.values()), first[:SHOWN])
+
+    def __add__(self, other: Self) -> Self:
+        """The tally of the rows of both, which may be the same rows in two data sets."""
+        first = list(dict.fromkeys([*self.first, *other.first]))
+        return replace(self, total=self.total + other.total, bad=self.bad + other.bad, first=first[:SHOWN])
 
     @property
     def too_many(self) -> bool:

@@ -158,17 +158,17 @@ def prepare(
     pieces = piece(streams, max_length, overlong)
     pieces.trimmed.warn()
     rows = build(streams, pieces, packing=packing, pad_id=_pad_id(tokenizer), seed=seed, weights=weights)
-    read = settings.rows if settings is not None else {}
-    return replace(rows, not_taken=_not_taken(others), rows=Tally.joined(read))
+    read = settings.rows if settings is not None else Tally()
+    return replace(rows, not_taken=_not_taken(others), rows=read)
 
 
 class Tokenizing:
-    """The settings of tokenization and the folder of the cache. `rows` counts the rows of each file."""
+    """The settings of tokenization and the folder of the cache. `rows` counts those of all sets."""
 
     def __init__(self, tokenizer: Any, assistant_only_loss: bool, chat_template: str | None, folder: Path):
         self._tokenizer, self._chat_template, self._folder = tokenizer, chat_template, folder
         self._assistant_only_loss = assistant_only_loss
-        self.rows: dict[str, Tally] = {}
+        self.rows = Tally()
         template = load_template(tokenizer, chat_template) if chat_template or tokenizer.chat_template else None
         self._settings = [cache.code_hash(), cache.tokenizer_hash(tokenizer), template, assistant_only_loss]
 
@@ -204,8 +204,9 @@ class Tokenizing:
                 found = cache.store(self._folder, key, self._of_whole(file, key, format, documents), tally), tally
             streams.append(replace(found[0], name=str(file)))
             tallies[str(file)] = found[1]
-        Tally.joined(tallies).judge()
-        self.rows |= tallies
+        tally = Tally.joined(tallies)
+        tally.judge()
+        self.rows += tally
         return streams
 
     def cached(self, file: Path, format: str) -> tuple[Stream, Tally] | None:

@@ -10,13 +10,14 @@ from rptrain.schedule.simulate import COMPUTATION, simulate
 
 CHUNK = 256 << 20  # bytes of a copy: smaller ones take longer to simulate
 SHOWN = 6  # the iteration that is shown: the first ones fill the pipeline
-SHOWN_OF_MANY = 2  # the same with more than MANY computations in a step
-MANY, MOST = 2000, 10_000  # with more than MOST, the simulation would take longer than a second or two
+SHOWN_OF_MANY = 4  # the same in a step with more than MANY; pairs of steps are found from the fourth one on
+SLOT = 4  # computations that take as long to simulate as the copies of a slot
+MANY, MOST = 2500, 7500  # computations and copies in a step: with more than MOST, a simulation takes over a second
 
 
 def simulated_step(run: RunPlan) -> Schedule | None:
-    """A step of the plan in the steady state; None if it has too many micro-batches to be simulated quickly."""
-    count = run.plan.micro_batches * len(run.plan.stages)
+    """A step of the plan in the steady state; None if simulating its micro-batches and slots would take long."""
+    count = run.plan.micro_batches * len(run.plan.stages) + SLOT * sum(1 for _ in run.plan.slots(0))
     if count > MOST:
         return None
     shown = SHOWN if count <= MANY else SHOWN_OF_MANY
@@ -33,8 +34,8 @@ def simulated_step(run: RunPlan) -> Schedule | None:
         if task.kind in COMPUTATION:
             slot = slots[task.iteration, task.round, task.kind, task.layers]
             devices[task.device].append(Computation(task.iteration, slot, start, end))
-    step = window(devices, shown)
-    assert step is not None
+    if (step := window(devices, shown)) is None:
+        return None
     alone = plan.devices < plan.replicas  # each device computes whole rounds
     shift = plan.rounds if alone else plan.turns * len(plan.stages)
     return Schedule(tuple(map(str, plan.stages)), plan.devices if alone else plan.width, shift, step)

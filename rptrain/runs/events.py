@@ -38,11 +38,14 @@ class Event:
 
 @dataclass(frozen=True)
 class RunStarted(Event):
+    """A process begins or resumes the run. `trained`: seconds that earlier processes took; None in older versions."""
+
     config_hash: str
     version: str
     devices: tuple[str, ...]
     model: str
     parameters: Int
+    trained: Float | None = None
 
     def sentence(self) -> str:
         return f"{self.model} on {', '.join(self.devices)}, rptrain {self.version}"

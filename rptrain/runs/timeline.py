@@ -4,8 +4,11 @@ Devices work on two steps at a time in async, so a timeline shows not the comput
 as long as a step: from the end of the step before to the end of the step.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from math import ceil
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -14,10 +17,10 @@ from rptrain.runs.records import Float, Int
 from rptrain.schedule.plan import Computation
 
 PAIRED = 2.0  # ratio of the durations of two steps from which they end in pairs
-FINEST = 200  # shorter gaps than this fraction of a window are not recorded
+FINEST = 200  # gaps shorter than this fraction of a window are not recorded, and at most so many spans of a device
 
 
-class Block(NamedTuple):
+class SlotSpan(NamedTuple):
     """A device computes a slot, or a part of it. `slot`: its number within its step."""
 
     slot: Int
@@ -35,7 +38,7 @@ class StepTimeline:
     iteration: Int  # that ends with the window, counted from 0 since the engine was opened
     seconds: Annotated[Float, Field(gt=0)]
     busy: tuple[Float, ...]  # by device
-    devices: tuple[tuple[Block, ...], ...]
+    devices: tuple[tuple[SlotSpan, ...], ...]
     step: Int | None = None  # that ends with the window, counted from 1; None in a plan
     steps: Annotated[Int, Field(ge=1)] = 1  # that the window has
 
@@ -96,7 +99,7 @@ def window(devices: Sequence[Iterable[Computation]], iteration: int, step: int |
         return None
     inside = [[_cut(one, start, end) for one in lane if one.end > start and one.start < end] for lane in known]
     busy = tuple(round(min(sum(one.end - one.start for one in lane) / seconds, 1.0), 4) for lane in inside)
-    blocks = tuple(_blocks(seconds / FINEST, lane) for lane in inside)
+    blocks = tuple(_spans(seconds / FINEST, lane) for lane in inside)
     return StepTimeline(iteration, round(seconds, 6), busy, blocks, step, steps)
 
 
@@ -118,8 +121,11 @@ def _cut(one: Computation, start: float, end: float) -> Computation:
     return one._replace(start=max(one.start, start) - start, end=min(one.end, end) - start)
 
 
-def _blocks(gap: float, lane: Sequence[Computation]) -> tuple[Block, ...]:
-    """The computations of a device in order; those of a slot are joined unless a longer time than `gap` is between."""
+def _spans(gap: float, lane: Sequence[Computation]) -> tuple[SlotSpan, ...]:
+    """The computations of a device in order; those of a slot are joined unless a longer time than `gap` is between.
+
+    Of too many of them, those that take up most of successive spans of time as long as `gap` stand for all.
+    """
     joined: list[Computation] = []
     for one in sorted(lane, key=lambda one: one.start):
         last = joined[-1] if joined else None
@@ -127,4 +133,23 @@ def _blocks(gap: float, lane: Sequence[Computation]) -> tuple[Block, ...]:
             joined[-1] = last._replace(end=max(one.end, last.end))
         else:
             joined.append(one)
-    return tuple(Block(one.slot, round(one.start, 6), round(one.end, 6)) for one in joined)
+    spans = [SlotSpan(one.slot, one.start, one.end) for one in joined]
+    if len(spans) > FINEST:
+        spans = list(_sampled(gap, spans))
+    return tuple(SlotSpan(slot, round(start, 6), round(end, 6)) for slot, start, end in spans)
+
+
+def _sampled(length: float, spans: Sequence[SlotSpan]) -> Iterator[SlotSpan]:
+    """At most FINEST spans in their place: of each cell of `length` seconds the slot with most of its time, or none if
+    the device is idle for half of it.
+    """
+    times: list[dict[int, float]] = [defaultdict(float) for _ in range(FINEST)]
+    for slot, start, end in spans:
+        for cell in range(int(start / length), min(ceil(end / length), FINEST)):
+            times[cell][slot] += min(end, (cell + 1) * length) - max(start, cell * length)
+    slots = [max(part, key=lambda slot: part[slot]) if sum(part.values()) > length / 2 else None for part in times]
+    cell = 0
+    for slot, cells in groupby(slots):
+        first, cell = cell, cell + sum(1 for _ in cells)
+        if slot is not None:
+            yield SlotSpan(slot, first * length, cell * length)

@@ -202,9 +202,9 @@ class RunView:
             self._add_line(self.last_event or 0.0, "a record that cannot be read was skipped", "warning")
 
     def _take(self, name: str, known: Mapping[str, Any]) -> None:
-        before, self.last_event = self.last_event, known["time"]
-        if name == "run_started" and self.taken_up is not None and before is not None:
-            self._earlier += before - self.taken_up
+        if name == "run_started":
+            self._earlier = known["trained"] if known.get("trained") is not None else self.trained
+        self.last_event = known["time"]
         if (take := getattr(self, f"_on_{name}", None)) is not None:
             take(known)
         if name != "step" or known["skipped"]:
@@ -299,8 +299,14 @@ class RunView:
         """
         if self.taken_up is None:
             return None
-        end = self.last_seen if self.ended else now
-        return self._earlier + max((end or 0.0) - self.taken_up, 0.0)
+        return self.trained if self.ended else self._earlier + max(now - self.taken_up, 0.0)
+
+    @property
+    def trained(self) -> float:
+        """As `seconds`, up to the last record of any kind; 0 for a run that has not begun."""
+        if self.taken_up is None:
+            return 0.0
+        return self._earlier + max((self.last_seen or 0.0) - self.taken_up, 0.0)
 
     @property
     def seconds_per_step(self) -> float | None:

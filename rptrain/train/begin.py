@@ -18,8 +18,10 @@ from rptrain.planner.refusals import check_adapters
 from rptrain.planner.simulated_step import simulated_step
 from rptrain.runs import events
 from rptrain.runs.event_log import EventLog
+from rptrain.runs.listing import GLANCE
 from rptrain.runs.process import ProcessId
 from rptrain.runs.run_dir import OWN, RunDir, begin, changed, find
+from rptrain.runs.view import RunView
 from rptrain.train.group import Group
 from rptrain.train.job import Job, prepare_job, resolve_auto
 from rptrain.train.resume import Resume
@@ -130,11 +132,12 @@ def _join(
     return Begun(run, records, checkpoint, job, log, RunEnd(run, log, watchdog, alone=False))
 
 
-def record_start(log: EventLog, job: Job, processes: int) -> None:
-    """Record what this process trains, and how many processes do so together."""
+def record_start(records: RunDir, log: EventLog, job: Job, processes: int) -> None:
+    """Record what this process trains, and how many processes do so together. `records`: of this process."""
     process = ProcessId.of(os.getpid())
     model, parameters = job.config.model.path, job.spec.num_parameters
-    log.write(events.RunStarted(job.config.digest, rptrain.__version__, job.devices, model, parameters))
+    trained = RunView(records.path, large=GLANCE).trained
+    log.write(events.RunStarted(job.config.digest, rptrain.__version__, job.devices, model, parameters, trained))
     places = tuple(place.to_event() for place in job.memory.places)
     log.write(
         events.ProcessStarted(

@@ -95,7 +95,7 @@ class Trainer:
     def run(self, checkpoint: Path | None) -> None:
         """Train and export the model, from new weights or from a checkpoint."""
         job = self._job
-        record_start(self._log, job, self._group.size)
+        record_start(self._records, self._log, job, self._group.size)
         record_plan(self._log, job)
         with self._doing("loading"):
             self._load(checkpoint)

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from rptrain.bench.idle import CAUSES, Computation, Host, Input, Interval, gaps, usage
+from rptrain.bench.idle import CAUSES, Host, Input, Interval, TimedComputation, gaps, usage
 
 EARLY = -100.0  # everything was there long before
-FIRST = Computation("first", 0, 10, EARLY, EARLY)
+FIRST = TimedComputation("first", 0, 10, EARLY, EARLY)
 
 
 def of(start, end, *, submitted=EARLY, launched=EARLY, **arrivals):
-    return Computation("second", start, end, submitted, launched, **arrivals)
+    return TimedComputation("second", start, end, submitted, launched, **arrivals)
 
 
 def divided(computation, host=None, window=None):
@@ -134,7 +134,7 @@ def test_all_of_the_time_is_busy_or_has_a_cause(seed):
         times = sorted(rng.sample(range(at - 30, start + 1), 3)) + sorted(rng.sample(range(at - 30, start + 1), 3))
         at = start + rng.randint(1, 10)
         computations.append(
-            Computation(
+            TimedComputation(
                 "",
                 start,
                 at,

@@ -1,6 +1,6 @@
 """Spans with made-up stamps as values: what belongs to which device, and what each piece waits for."""
 
-from rptrain.bench.idle import Computation, Input, Interval
+from rptrain.bench.idle import Input, Interval, TimedComputation
 from rptrain.bench.timeline import Launch, StageLaunches, Transfer, by_stage, lanes, updates
 from rptrain.engine.meter import Reading
 from rptrain.engine.trace import Arrival, Blocked, ComputeInterval, Copy, Span, Submission
@@ -38,8 +38,8 @@ def test_the_first_piece_waits_for_all_and_a_later_one_for_its_parameters():
     )  # fmt: skip
     (lane,) = lanes(["cpu:0"], [late], [])
     assert lane.computations == (
-        Computation("F0-0 m0", 4, 5, 0, 3, (Input(1, 1.25, 1.75),), (1.5, 3.5), 0.75, 0.25),
-        Computation("F0-0 m0", 6, 8, 0, 5, (), (2.5, 5.5), None, 0.25),
+        TimedComputation("F0-0 m0", 4, 5, 0, 3, (Input(1, 1.25, 1.75),), (1.5, 3.5), 0.75, 0.25),
+        TimedComputation("F0-0 m0", 6, 8, 0, 5, (), (2.5, 5.5), None, 0.25),
     )
     assert lane.issuing == (("F0-0 m0", 1, 2),)
 

@@ -142,3 +142,8 @@ def test_files_that_cannot_be_read(write, tmp_path):
     (tmp_path / "blank.txt").write_text(" \n")
     with pytest.raises(UserError, match="`text` is empty"):
         read(tmp_path / "blank.txt")
+
+
+def test_the_rows_of_a_file_in_two_data_sets_count_twice():
+    tally = Tally.joined({"chats.jsonl": Tally(600, 1, ["51: not valid JSON"])})
+    assert tally + tally == Tally(1200, 2, ["chats.jsonl:51: not valid JSON"])

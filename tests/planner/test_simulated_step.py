@@ -52,5 +52,6 @@ def test_in_async_the_neighbors_of_a_step_fill_its_window():
 def test_steps_of_many_micro_batches_are_simulated_in_less_time_or_not_at_all():
     schedule = simulated(Plan.parse(f"{STAGES} | N=2 M=480 MR=8"), lag=1)
     assert schedule.step.iteration == SHOWN_OF_MANY and schedule.step.busy_share > 0.9
-    too_many: Any = SimpleNamespace(plan=Plan.parse(f"{STAGES} | N=2 M=4096 MR=8"))
-    assert simulated_step(too_many) is None
+    for numbers in ("N=2 M=4096 MR=8", "N=1 M=600 MR=1"):  # many micro-batches; many slots
+        too_many: Any = SimpleNamespace(plan=Plan.parse(f"{STAGES} | {numbers}"))
+        assert simulated_step(too_many) is None

@@ -12,13 +12,13 @@ from rptrain.runs import events as metrics
 from rptrain.runs.event_log import EventLog, is_finished
 from rptrain.runs.events import SlotTime, read
 from rptrain.runs.records import known_fields
-from rptrain.runs.timeline import Block, Schedule, StepTimeline
+from rptrain.runs.timeline import Schedule, SlotSpan, StepTimeline
 from rptrain.utils.errors import RunDeleted, UserError
 
 from .. import run_tools as tools
 
 EVENTS = [
-    metrics.RunStarted("abc", "0.1.0", ("cpu:0", "cpu:1"), "tiny-tasks", 430_000, time=1.0),
+    metrics.RunStarted("abc", "0.1.0", ("cpu:0", "cpu:1"), "tiny-tasks", 430_000, 60.5, time=1.0),
     metrics.ProcessStarted(
         7,
         "here",
@@ -33,7 +33,7 @@ EVENTS = [
         0.5,
         0.25,
         0.375,
-        Schedule(("F0-1", "FB2-2", "B0-1"), 2, 3, StepTimeline(4, 0.5, (0.75, 0.5), ((Block(0, 0.0, 0.25),), ()))),
+        Schedule(("F0-1", "FB2-2", "B0-1"), 2, 3, StepTimeline(4, 0.5, (0.75, 0.5), ((SlotSpan(0, 0.0, 0.25),), ()))),
         time=2.5,
     ),
     metrics.Step(1, 4.5, 1e-3, 0.75, 1024, 300, 12_345.6, time=3.0),
@@ -89,7 +89,7 @@ def test_events_come_back_as_they_were(path):
 def test_the_fields_of_schema_1():
     """They are frozen but for additions: any other change of this table is a new schema."""
     assert {name: [field.name for field in fields(kind)[1:]] for name, kind in metrics.EVENTS.items()} == {
-        "run_started": ["config_hash", "version", "devices", "model", "parameters"],
+        "run_started": ["config_hash", "version", "devices", "model", "parameters", "trained"],
         "process_started": ["pid", "host", "birth", "total_steps", "staleness", "memory", "processes"],
         "plan": ["lines"],
         "estimated": ["step_seconds", "bubble", "floor_seconds", "schedule"],

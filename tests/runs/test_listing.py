@@ -52,13 +52,17 @@ def test_a_long_run_is_glanced_at(tmp_path, monkeypatch):
         {"event": "evaluation", "time": 102.0 * n, "step": n, "name": "loss", "score": 4.0 / n} for n in (1, 2)
     )
     steps = [step(n) for n in range(1, 2000)]
-    run = make(tmp_path, "long", START, process(), first, *steps[:1203], second, *steps[1203:])
+    start = START | {"trained": 0.0, "time": 90.0}
+    resumed = START | {"trained": 70.0, "time": steps[1500]["time"]}
+    middle = (*steps[:1203], second, *steps[1203:1500], resumed, process(), *steps[1500:])
+    run = make(tmp_path, "long", start, process(), first, *middle, {"event": "stopped", "time": 5000.0, "step": 1999})
     events = run / "events.jsonl"
     events.write_text(events.read_text().replace('": ', '":'))  # as runs write them
     assert events.stat().st_size > 4 * listing.GLANCE
     (summary,) = summaries(tmp_path)
-    assert (summary.step, summary.state, summary.began) == (1999, "training", 100.0)
+    assert (summary.step, summary.state, summary.began) == (1999, "stopped", 90.0)
     assert summary.validation_loss == 2.0, "the newest one, in the middle"
+    assert summary.seconds == 70.0 + 5000.0 - resumed["time"]
 
 
 def test_the_speed_is_a_median_that_one_slow_step_does_not_change(tmp_path):

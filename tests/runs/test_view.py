@@ -133,6 +133,16 @@ def test_the_time_between_processes_does_not_count(tmp_path):
     assert view.seconds(10_000.0) == 16.0
 
 
+def test_a_process_records_how_long_earlier_ones_took(tmp_path):
+    """Their last records may be snapshots, which are replaced, or events that a thinned view does not have."""
+    write(tmp_path, START, process(), step(1))
+    write_lanes(tmp_path, snapshot(140.0))
+    assert RunView(tmp_path).trained == 40.0
+    write(tmp_path, START | {"time": 900.0, "trained": 40.0}, process(time=900.0), step(2) | {"time": 910.0})
+    view = RunView(tmp_path)
+    assert (view.trained, view.seconds(915.0)) == (50.0, 55.0)
+
+
 def test_two_steps_that_end_together_give_no_pace(tmp_path):
     write(tmp_path, START, process(), step(1), step(2) | {"time": 102.004})
     view = RunView(tmp_path)

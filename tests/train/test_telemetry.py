@@ -18,7 +18,7 @@ from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import Progress
 from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, Snapshot, StepNumbers
 from rptrain.runs.run_dir import RunDir
-from rptrain.runs.timeline import Block, StepTimeline
+from rptrain.runs.timeline import SlotSpan, StepTimeline
 from rptrain.runs.view import RECENT, RunView
 from rptrain.schedule.plan import Computation, Plan
 from rptrain.train import telemetry, trainer, validation
@@ -128,7 +128,7 @@ def test_the_timeline_of_a_step(tmp_path, quick, monkeypatch):
             before = len(written(tmp_path))
             tools.wait_for(lambda: len(written(tmp_path)) > before + 9)
     (found,) = {shot.timeline for shot in snapshots(tmp_path) if shot.timeline is not None}
-    assert found == StepTimeline(1, 2.0, (1.0,), ((Block(0, 0.0, 2.0),),), 12)
+    assert found == StepTimeline(1, 2.0, (1.0,), ((SlotSpan(0, 0.0, 2.0),),), 12)
     assert set(timelines()[before:]) == {None}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rptrain.runs.lanes import LaneRecord, OptimizerState, Snapshot
 from rptrain.runs.process import ProcessId
-from rptrain.runs.timeline import Block, Schedule, StepTimeline
+from rptrain.runs.timeline import Schedule, SlotSpan, StepTimeline
 
 BEGAN = 1_700_000_000.0
 GIB = 1 << 30
@@ -176,7 +176,7 @@ def timeline(devices: int, iteration: int, wait: float) -> StepTimeline:
         at, lane = 0.0, []
         for turn in range(len(slots)):
             slot, seconds = slots[(device + 3 * iteration + turn) % len(slots)]
-            lane.append(Block(slot, round(at + wait, 3), round(at + wait + seconds, 3)))
+            lane.append(SlotSpan(slot, round(at + wait, 3), round(at + wait + seconds, 3)))
             at += wait + seconds
         lanes.append(tuple(lane))
     seconds = 1.85 + 3 * wait

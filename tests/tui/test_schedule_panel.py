@@ -1,15 +1,17 @@
 """The schedule of a step: its strips, and the panel in runs that are trained, ended, old and played again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rptrain.runs.timeline import Block, StepTimeline
+from rptrain.runs.timeline import SlotSpan, StepTimeline
+from rptrain.runs.view import RunView
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.widgets.lanes import Lanes
 from rptrain.tui.widgets.log_panel import LogPanel
-from rptrain.tui.widgets.schedule_panel import Part, SchedulePanel, part_lines, strip_of
+from rptrain.tui.widgets.schedule_panel import ProcessSchedule, SchedulePanel, part_lines, strip_of
 
 from .conftest import Made, driven, press_until, screen_text, until, widget_text
 from .recorded import make_run
@@ -29,31 +31,42 @@ STAGES = ("F0-3", "FB4-5", "B2-3", "B0-1")
     ],
 )
 def test_a_strip_shows_stages_and_idle_time(lane: list[tuple[int, float, float]], drawn: str):
-    strip = strip_of(tuple(Block(*one) for one in lane), 10.0, 10, STAGES)
+    strip = strip_of(tuple(SlotSpan(*one) for one in lane), 10.0, 10, STAGES)
     assert "".join(text for text, _ in strip) == drawn
 
 
 def test_stages_of_two_digits_and_of_unknown_kinds():
     stages = (*(f"F{n}-{n}" for n in range(11)), "W0-1")
-    strip = strip_of((Block(9, 0, 3), Block(10, 3, 5), Block(11, 5, 10)), 10.0, 10, stages)
+    strip = strip_of((SlotSpan(9, 0, 3), SlotSpan(10, 3, 5), SlotSpan(11, 5, 10)), 10.0, 10, stages)
     assert "".join(text for text, _ in strip) == "10▀▀▀12▒▒▒"
-    assert strip_of((Block(3, 0, 10),), 10.0, 4, ()) == [("▒▒▒▒", "$foreground")]
+    assert strip_of((SlotSpan(3, 0, 10),), 10.0, 4, ()) == [("▒▒▒▒", "$foreground")]
 
 
-def step(seconds: float, busy: float, *lanes: tuple[Block, ...], number: int | None = None) -> StepTimeline:
+def step(seconds: float, busy: float, *lanes: tuple[SlotSpan, ...], number: int | None = None) -> StepTimeline:
     return StepTimeline(0, seconds, (busy,) * len(lanes), lanes, number)
 
 
 def test_planned_and_actual_share_the_time_axis():
-    planned = step(1.0, 1.0, (Block(0, 0.0, 1.0),))
-    actual = step(2.0, 0.75, (Block(0, 0.0, 1.5),), number=1234)
-    part = Part("", ("cuda:0",), ("F0-3",), STAGES, planned, actual, 1.0)
+    planned = step(1.0, 1.0, (SlotSpan(0, 0.0, 1.0),))
+    actual = step(2.0, 0.75, (SlotSpan(0, 0.0, 1.5),), number=1234)
+    part = ProcessSchedule("", ("cuda:0",), ("F0-3",), STAGES, planned, actual, 1.0)
     *summary, first, second, axis, stages = (line.plain for line in part_lines(part, 42))
     assert summary == ["planned: 1.00 s per step, 100% busy", "step 1,234: 2.00 s per step, 75% busy"]
     assert first == "cuda:0  planned 1▀▀▀▀▀▀▀▀▀··········  100%"
     assert second == "F0-3    actual  1▀▀▀▀▀▀▀▀▀▀▀▀▀▀·····   75%"
     assert axis == " " * 16 + "0 s       ▲   2.00 s"
     assert stages == "1 F0-3 · 2 FB4-5 · 3 B2-3 · 4 B0-1"
+
+
+def test_a_pair_of_steps_is_named(tmp_path: Path):
+    view = RunView(make_run(tmp_path / "runs", devices=1))
+    assert view.timeline is not None
+    view.step_ended = view.recent[-1].time - 0.5
+    assert ProcessSchedule.of(view, titled=False).elapsed == 0.5
+    view.timeline = replace(view.timeline, steps=2, seconds=4.0)
+    part = ProcessSchedule.of(view, titled=False)
+    assert any("2.00 s per step" in line.plain and "(2 steps shown)" in line.plain for line in part_lines(part, 90))
+    assert part.elapsed is None, "the window began a step earlier"
 
 
 @pytest.mark.long

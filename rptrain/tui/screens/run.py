@@ -32,7 +32,7 @@ from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.lanes import Lanes, Shown
 from rptrain.tui.widgets.log_panel import LogPanel
 from rptrain.tui.widgets.run_head import RunHead
-from rptrain.tui.widgets.schedule_panel import Part, SchedulePanel
+from rptrain.tui.widgets.schedule_panel import ProcessSchedule, SchedulePanel
 from rptrain.tui.widgets.sizes import TALL
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
@@ -228,7 +228,7 @@ class RunScreen(Screen[None]):
         self._show_banner()
         beginning, launched = self._beginning, self._launched
         if self._scheduled:
-            self.query_one(SchedulePanel).parts = Part.all_of(view)
+            self.query_one(SchedulePanel).parts = ProcessSchedule.all_of(view)
         else:
             self._show_devices(view, state)
             self.query_one(Curves).show(view)

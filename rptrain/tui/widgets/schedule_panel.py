@@ -14,7 +14,7 @@ from textual.message import Message
 from textual.reactive import reactive
 
 from rptrain.runs.lanes import LaneRecord
-from rptrain.runs.timeline import Block, StepTimeline
+from rptrain.runs.timeline import SlotSpan, StepTimeline
 from rptrain.runs.view import RunView
 from rptrain.tui.widgets.lanes import IDLE, KINDS, NAME
 from rptrain.tui.widgets.line_widget import LineWidget
@@ -29,7 +29,7 @@ HINT = "t back"
 
 
 @dataclass(frozen=True)
-class Part:
+class ProcessSchedule:
     """The schedule of a process; None for what is not recorded."""
 
     title: str  # empty if it is the only process
@@ -38,17 +38,18 @@ class Part:
     stages: tuple[str, ...]
     planned: StepTimeline | None
     actual: StepTimeline | None
-    elapsed: float | None  # seconds since the end of the last step
+    elapsed: float | None  # seconds since the end of the last step; None if the rows do not begin at such an end
 
     @classmethod
-    def of(cls, view: RunView, *, titled: bool) -> "Part":
+    def of(cls, view: RunView, *, titled: bool) -> "ProcessSchedule":
         actual, schedule = view.timeline, view.schedule
         planned, stages = None, tuple("".join(view.plan[:1]).partition("|")[0].split())
         if schedule is not None:
             planned = schedule.step if actual is None else schedule.at(actual.iteration)
             stages = schedule.stages
         now = view.now
-        elapsed = None if now is None or view.step_ended is None else now.time - view.step_ended
+        ended = None if actual is not None and actual.steps > 1 else view.step_ended  # a pair began a step earlier
+        elapsed = None if now is None or ended is None else now.time - ended
         return cls(
             view.name if titled else "",
             view.devices,
@@ -60,7 +61,7 @@ class Part:
         )
 
     @classmethod
-    def all_of(cls, view: RunView) -> tuple["Part", ...]:
+    def all_of(cls, view: RunView) -> tuple["ProcessSchedule", ...]:
         """The parts of all processes that train the run."""
         titled = view.process_count > 1
         return tuple(cls.of(one, titled=titled) for one in (view, *view.processes))
@@ -77,7 +78,7 @@ class SchedulePanel(LineWidget):
     class Clicked(Message):
         """A click anywhere on the panel."""
 
-    parts: reactive[tuple[Part, ...]] = reactive((), repaint=False)
+    parts: reactive[tuple[ProcessSchedule, ...]] = reactive((), repaint=False)
     _count = 0  # lines, some of which there may be no room for yet
 
     def watch_parts(self) -> None:
@@ -104,7 +105,7 @@ class SchedulePanel(LineWidget):
             yield from part_lines(part, width)
 
 
-def part_lines(part: Part, width: int) -> Iterator[Content]:
+def part_lines(part: ProcessSchedule, width: int) -> Iterator[Content]:
     """The schedule of a process in lines of `width` characters."""
     if part.title:
         yield Content.styled(clipped(one_line(part.title), width), "$muted")
@@ -138,7 +139,7 @@ def part_lines(part: Part, width: int) -> Iterator[Content]:
 
 @lru_cache(maxsize=256)  # a window is drawn several times per second
 def strip_of(
-    lane: tuple[Block, ...], seconds: float, columns: int, stages: tuple[str, ...]
+    lane: tuple[SlotSpan, ...], seconds: float, columns: int, stages: tuple[str, ...]
 ) -> Sequence[tuple[str, str]]:
     """A device's window as text with styles, of `columns` characters for `seconds`. A block begins with the number of
     its stage if it is wide enough; idle time is dots.
@@ -169,7 +170,7 @@ def _doing(lane: LaneRecord) -> str:
     return lane.stage or lane.doing if lane.doing == "computing" else lane.doing
 
 
-def _summary(part: Part) -> Iterator[str]:
+def _summary(part: ProcessSchedule) -> Iterator[str]:
     """The duration of a step and the share in which devices compute, as planned and as measured."""
     planned, actual = part.planned, part.actual
     if planned is not None:
@@ -181,10 +182,11 @@ def _summary(part: Part) -> Iterator[str]:
 
 
 def _speed(step: StepTimeline) -> str:
-    return f"{format_seconds(step.seconds_per_step)} per step, {format_percent(step.busy_share)} busy"
+    shown = "" if step.steps == 1 else f" ({step.steps} steps shown)"
+    return f"{format_seconds(step.seconds_per_step)} per step, {format_percent(step.busy_share)} busy{shown}"
 
 
-def _axis(part: Part, columns: int) -> Content:
+def _axis(part: ProcessSchedule, columns: int) -> Content:
     """The ends of the time axis, and the time since the end of the last step."""
     end = format_seconds(part.seconds)
     line = f"0 s{end:>{max(columns - 3, 0)}}"
