@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rptrain.checkpoint import adapter, frozen
+from rptrain.checkpoint.answer_sources import EXPORTED, answer_sources
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
 from rptrain.checkpoint.export_progress import base_format
@@ -25,7 +26,6 @@ from rptrain.models.weights.quantized import with_base
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 
-EXPORTED = "model"  # the directory of a run's exported model
 EXTENDED = 8  # training and YaRN may extend a context to this multiple of max_position_embeddings
 
 
@@ -63,13 +63,13 @@ class Model(NamedTuple):
 
 
 def find_model(source: Path) -> Model:
-    """The model of a run, a checkpoint or a directory. A run has its exported model, or its newest checkpoint.
+    """The model of a run, a checkpoint or a directory. A run answers from the first of its `answer_sources`.
 
     Raises UserError for anything else, and for a model that is incomplete or damaged.
     """
     source = Path(source)
-    if any((source / EXPORTED / name).is_file() for name in ("config.json", adapter.CONFIG)):
-        return find_model(source / EXPORTED)
+    if sources := answer_sources(source):
+        return find_model(sources[0])
     if (source / adapter.CONFIG).is_file():
         found = _from_adapter(source)
     elif (source / "config.json").is_file():

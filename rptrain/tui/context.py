@@ -27,23 +27,35 @@ class Context:
 
     async def start(self, config: Path, output_dir: str, run_name: str) -> Launched:
         """Starts a new run. Raises UserError if it cannot be started."""
-        await self._unload_chat()
         launched = start(config, output_dir, run_name, self.environment)
-        self.launched[launched.path] = launched
+        await self._started(launched)
         return launched
 
     async def resume(self, run: Path) -> Launched:
         """Resumes a run. Raises UserError if it cannot be resumed, or is already starting."""
-        await self._unload_chat()
         if run in self.launched and self.launched[run].running:
             raise UserError(f"the trainer of {run.name} is already starting")
-        launched = self.launched[run] = resume(run, self.environment)
+        launched = resume(run, self.environment)
+        await self._started(launched)
         return launched
 
-    async def _unload_chat(self) -> None:
-        """Training needs the memory of a model that answers."""
+    async def _started(self, launched: Launched) -> None:
+        """Unloads a model that answers: the trainer needs its memory, and plans only after it has imported torch."""
+        self.launched[launched.path] = launched
         if self.chat is not None:
             await self.chat.unload("A training was started, which needs the memory of this model.")
+
+    def training(self) -> str:
+        """The name of a run that is trained by a process started here, also before its first record; else empty."""
+        return next((run.path.name for run in self.launched.values() if run.running), "")
+
+    def begin_chat(self, run: Path) -> ChatSession:
+        """A conversation with a run, in place of the current one, whose settings it takes. Nothing is loaded yet."""
+        session = ChatSession(run, run, self.environment, self.training)
+        if self.chat is not None:
+            session.settings, session.last = self.chat.settings, self.chat.last
+        self.chat = session
+        return session
 
     def look_after(self) -> list[Launched]:
         """The processes started here that have ended since the last call. Moves logs of processes into their runs."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input, OptionList
 
+from rptrain.runs.event_log import EventLog
 from rptrain.tui.screens.chat import ChatScreen
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.screens.runs import Runs
@@ -58,12 +59,15 @@ async def test_a_conversation_by_keys(make: Made, run: Path):
         speeds = "on the CPU: 1,234 tokens/s expected 12 tokens/s measured"
         await until(pilot, lambda: speeds in " ".join(screen_text(pilot.app).split()))
         await say(pilot, "three", "THREE")
-        await press_until(pilot, "ctrl+b", lambda: "base model beside it" in screen_text(pilot.app))
+        await press_until(pilot, "ctrl+b", lambda: "with the base model" in screen_text(pilot.app))
+        assert "ctrl+r asks the base model, too." in await settled(pilot)
         await press_until(pilot, "ctrl+r", lambda: "[three]" in screen_text(pilot.app))
+        assert "ctrl+r asks" not in await settled(pilot)
         assert screen_text(pilot.app).count("> three") == 1
         await press_until(pilot, "up", lambda: pilot.app.screen.query_one("#message", Input).value == "three")
         await until(pilot, lambda: "THREE" not in screen_text(pilot.app))
         await press_until(pilot, "ctrl+n", lambda: "ONE TWO" not in screen_text(pilot.app))
+        await press_until(pilot, "up", lambda: pilot.app.screen.query_one("#message", Input).value == "three")
         await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, RunScreen))
 
 
@@ -135,12 +139,17 @@ async def test_a_process_that_ends_and_a_message_that_is_refused(make: Made, run
 
 @driven
 async def test_a_training_gets_the_memory_of_the_model(make: Made, run: Path, monkeypatch: pytest.MonkeyPatch):
-    """The model is loaded again once the conversation is opened."""
+    """The model is loaded again once the conversation is opened, but while the trainer runs only if it is asked for."""
     make_run(run.parent, "stopped", steps=20, end="stopped", alive=False, began=BEGAN - 1000)
-    monkeypatch.setattr(launch, "COMMAND", ("false",))
+    trainer = f"until test -e {run.parent}/over; do sleep 0.02; done; false"
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", trainer))
     async with make().run_test(size=(80, 24)) as pilot:
         screen = await opened(pilot)
         await say(pilot, "first", "FIRST")
+        await press_until(pilot, "ctrl+g", lambda: "cpu       1,234 tokens/s" in screen_text(pilot.app))
+        await pilot.press("down")
+        await press_until(pilot, "enter", lambda: "on the GPU" in screen_text(pilot.app))
+        await until(pilot, lambda: screen._session.state == "idle")
         process = screen._session._process
         assert process is not None
         await type_over(pilot, "half a mess", "#message")
@@ -152,9 +161,33 @@ async def test_a_training_gets_the_memory_of_the_model(make: Made, run: Path, mo
         await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
         runs = pilot.app.screen.query_one(RunList)
         await press_until(pilot, "home", lambda: runs.chosen is not None and runs.chosen.path.name == "done")
-        await press_until(pilot, "c", lambda: "1,234 tokens/s expected" in screen_text(pilot.app))
-        assert "FIRST" in screen_text(pilot.app) and "needs the memory" not in screen_text(pilot.app)
+        await press_until(pilot, "c", lambda: "FIRST" in screen_text(pilot.app))
+        assert "needs the memory" in await settled(pilot), "the trainer has no records yet"
         assert pilot.app.screen.query_one("#message", Input).value == "half a mess"
+        await press_until(pilot, "ctrl+r", lambda: "checkpoint-40 on the CPU" in screen_text(pilot.app))
+        await until(pilot, lambda: "needs the memory" not in screen_text(pilot.app))
+        process = screen._session._process
+        assert process is not None
+        await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
+        process.kill()
+        await until(pilot, lambda: screen._session.state == "ended")
+        (run.parent / "over").touch()
+        await until(pilot, lambda: not pilot.app._shared.training())
+        await press_until(pilot, "c", lambda: "1,234 tokens/s expected" in screen_text(pilot.app))
+        assert "FIRST" in screen_text(pilot.app)
+
+
+@driven
+async def test_a_training_that_cannot_be_started_leaves_the_model(make: Made, run: Path):
+    make_run(run.parent, "stopped", steps=20, end="stopped", alive=False, began=BEGAN - 1000)
+    async with make().run_test(size=(80, 24), notifications=True) as pilot:
+        screen = await opened(pilot)
+        await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
+        runs = pilot.app.screen.query_one(RunList)
+        await press_until(pilot, "down", lambda: runs.chosen is not None and runs.chosen.path.name == "stopped")
+        with EventLog(run.parent / "stopped/events.jsonl"):
+            await press_until(pilot, "r", lambda: "another process is training this run" in notified(pilot.app))
+        assert screen._session.state == "idle"
 
 
 @driven
@@ -166,7 +199,7 @@ async def test_the_checkpoint_and_the_placement_are_chosen(make: Made, run: Path
         await press_until(pilot, "ctrl+o", lambda: "checkpoints/checkpoint-40" in screen_text(pilot.app))
         await press_until(pilot, "enter", lambda: pilot.app.screen is screen)
         assert screen._session._process is process, "the model that answers is not loaded again"
-        await press_until(pilot, "ctrl+o", lambda: "Answer with which model" in screen_text(pilot.app))
+        await press_until(pilot, "ctrl+o", lambda: "Which model should answer" in screen_text(pilot.app))
         await pilot.press("down")
         await press_until(pilot, "enter", lambda: pilot.app.screen is screen)
         await until(pilot, lambda: "checkpoints/checkpoint-20 on the CPU" in screen_text(pilot.app))
@@ -177,9 +210,30 @@ async def test_the_checkpoint_and_the_placement_are_chosen(make: Made, run: Path
         assert [options.get_option_at_index(index).disabled for index in range(4)] == [False, False, True, False]
         await press_until(pilot, "down", lambda: options.highlighted == 1)
         await press_until(pilot, "enter", lambda: "checkpoints/checkpoint-20 on the GPU" in screen_text(pilot.app))
-        await press_until(pilot, "ctrl+o", lambda: "Answer with which model" in screen_text(pilot.app))
+        await press_until(pilot, "ctrl+o", lambda: "Which model should answer" in screen_text(pilot.app))
         await press_until(pilot, "escape", lambda: pilot.app.screen is screen)
         assert "checkpoint-20 on the GPU" in await settled(pilot)
+
+
+@driven
+async def test_models_of_other_runs_continue_the_conversation_and_its_last_message_is_repeated(make: Made, run: Path):
+    other = make_run(run.parent, "other", steps=9, end="finished", alive=False, began=BEGAN - 1000)
+    tools.write_checkpoint(other / "checkpoints/checkpoint-9")
+    async with make().run_test(size=(120, 36)) as pilot:
+        screen = await opened(pilot)
+        await say(pilot, "first", "FIRST")
+        await press_until(pilot, "ctrl+o", lambda: "runs/other/checkpoints/checkpoint-9" in screen_text(pilot.app))
+        await pilot.press("end")
+        await press_until(pilot, "enter", lambda: pilot.app.screen is screen)
+        await until(pilot, lambda: "runs/other/checkpoints/checkpoint-9 on the CPU" in screen_text(pilot.app))
+        assert "FIRST" in screen_text(pilot.app)
+        await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
+        runs = pilot.app.screen.query_one(RunList)
+        await press_until(pilot, "down", lambda: runs.chosen is not None and runs.chosen.path.name == "other")
+        await press_until(pilot, "c", lambda: isinstance(pilot.app.screen, ChatScreen))
+        await until(pilot, lambda: "checkpoints/checkpoint-9 on the CPU" in screen_text(pilot.app))
+        assert "FIRST" not in screen_text(pilot.app)
+        await press_until(pilot, "up", lambda: pilot.app.screen.query_one("#message", Input).value == "first")
 
 
 @driven

@@ -148,6 +148,28 @@ async def test_a_model_that_is_unloaded_is_loaded_again_for_the_same_conversatio
 
 
 @driven
+async def test_a_placement_is_kept_until_another_training_begins() -> None:
+    training = ""
+    session = ChatSession(Path("run"), Path("run"), training=lambda: training)
+
+    async def placed(chosen: str | None = None) -> str:
+        await session.begin(chosen)
+        await wait_for(lambda: session.state == "idle")
+        assert session.loaded is not None
+        return session.loaded.placement
+
+    assert await placed() == "cpu" and await placed("gpu") == "gpu" == await placed()
+    training = "first"
+    assert await placed() == "cpu" and session.placement == "auto"
+    assert await placed("gpu") == "gpu" == await placed(), "it was chosen beside this training"
+    training = ""
+    assert await placed() == "gpu"
+    training = "second"
+    assert await placed() == "cpu"
+    await session.close()
+
+
+@driven
 async def test_a_model_that_cannot_be_loaded() -> None:
     session = await begun("broken")
     assert session.state == "ended" and session.problem == "neither a checkpoint nor a run"

@@ -19,7 +19,7 @@ from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.pick import Line, Pick
 from rptrain.tui.services.chat_session import ChatSession
-from rptrain.tui.services.saved import answering
+from rptrain.tui.services.saved import models_to_ask, readable_sources
 from rptrain.tui.widgets.entry import Entry
 from rptrain.tui.widgets.exchange import Transcript
 from rptrain.tui.widgets.key_bar import KeyBar
@@ -67,10 +67,10 @@ class ChatScreen(Screen[None]):
     KEYS = (
         ("enter", "send the message"),
         ("esc", "stop the answer; then leave. The model stays loaded"),
-        ("up", "take the last message back to edit it"),
+        ("up", "take the last message back to edit it; in a new conversation, repeat it"),
         ("ctrl+r", "another answer; loads a model whose process ended"),
         ("ctrl+b", "show the base model's answers too, or no longer"),
-        ("ctrl+o", "choose a checkpoint"),
+        ("ctrl+o", "choose another model or checkpoint, of this run or of another one"),
         ("ctrl+n", "forget the conversation"),
         ("ctrl+g", "choose the placement: GPU, streamed from host memory, CPU"),
         ("tab", "system prompt, temperature, top-p"),
@@ -106,11 +106,10 @@ class ChatScreen(Screen[None]):
         if before is not None and before.run.absolute() == self._run.absolute():
             self._run = before.run  # the same run, by another path
         if before is None or before.run != self._run:
-            self._shared.chat = ChatSession(self._run, self._run, self._shared.environment)
+            session = self._shared.begin_chat(self._run)
             if before is not None:
-                self._shared.chat.settings = before.settings
                 await before.close()
-            await self._session.begin()
+            await session.begin()
         self._session.changed = self._note
         settings = self._session.settings
         for name, value in (
@@ -125,23 +124,27 @@ class ChatScreen(Screen[None]):
             await self._renew()
 
     async def _renew(self) -> None:
-        """Loads the model again if its process ended, or if another one would answer now."""
+        """Loads the model again if its process ended, or if another one would answer now. While a training runs, only
+        ctrl+r loads a model whose process ended: the training may need the memory.
+        """
         session = self._session
-        found = await asyncio.to_thread(answering, self._run)
+        found = await asyncio.to_thread(readable_sources, self._run)
         loaded = None if session.loaded is None else Path(session.loaded.source).resolve()
-        newest = found[0] if found else None
-        named = "" if newest is None else f"{self._run.name}/{newest.relative_to(self._run)}"
-        told = ""
-        if newest is None or session.state == "answering":
+        named = f"{self._run.name}/{found[0].relative_to(self._run)}" if found else ""
+        news = ""
+        if not found or session.state == "answering":
             pass
         elif session.source != self._run and not session.source.is_dir():
-            told = f"{session.source} was deleted: {named} answers"
+            news = f"{session.source} was deleted: {named} answers"
             session.source = self._run
-        elif session.source == self._run and loaded not in (None, newest.resolve()):
-            told = f"the run has a newer model: {named}"
-        if told:
-            self.notify(one_line(told), markup=False)
-        if told or session.state == "ended":
+        elif session.source == self._run and loaded not in (None, found[0].resolve()):
+            news = f"the run has a newer model: {named}"
+        if news:
+            self.notify(one_line(news), markup=False)
+        if session.state == "ended":
+            if not self._shared.training():
+                await session.begin()
+        elif news:
             await session.begin()
 
     def on_unmount(self) -> None:
@@ -194,15 +197,19 @@ class ChatScreen(Screen[None]):
             return [f"{session.source}: {'loading' if session.state == 'loading' else 'not loaded'}"]
         measured = [] if session.measured is None else [f"{format_rate(session.measured)} measured"]
         memory = format_bytes(session.host) + (f" and {format_bytes(session.vram)} VRAM" if session.vram else "")
-        source = Path(loaded.source)
-        name = source.relative_to(self._run) if source.is_relative_to(self._run) and source != self._run else source
+        name = self._model_name(Path(loaded.source))
         return [
             f"{name} on the {WHERE[loaded.placement]}: {format_rate(loaded.expected)} expected",
             *measured,
             f"({loaded.reason})",
             *([f"process {memory}"] if session.host else []),
-            *(["base model beside it"] if session.settings.base else []),
+            *(["with the base model"] if session.settings.base else []),
         ]
+
+    def _model_name(self, source: Path) -> str:
+        """A model or a checkpoint: of this run by its name, of another run with the run's name."""
+        inner = source.is_relative_to(self._run) and source != self._run
+        return str(source.relative_to(self._run) if inner else source)
 
     def _problem(self) -> str:
         session = self._session
@@ -210,6 +217,8 @@ class ChatScreen(Screen[None]):
             return f"{session.problem}\nctrl+r loads the model again; the conversation is kept."
         if session.problem or session.loaded is None:
             return session.problem
+        if session.state == "idle" and session.settings.base and session.turns and not session.turns[-1].base_answer:
+            return "ctrl+r asks the base model, too."
         return "" if session.loaded.templated else "The tokenizer has no chat template: the model continues your text."
 
     # ---- actions
@@ -220,7 +229,9 @@ class ChatScreen(Screen[None]):
             return action == "back"
         if action == "retry":
             return session.state == "ended" or (session.state == "idle" and bool(session.turns))
-        if action in ("edit", "reset"):
+        if action == "edit":
+            return session.state == "idle" and bool(session.turns or session.last)
+        if action == "reset":
             return session.state == "idle" and bool(session.turns)
         if action in ("base", "checkpoint", "place"):
             return session.state != "answering"
@@ -258,8 +269,8 @@ class ChatScreen(Screen[None]):
                 answers.check()
                 session.settings.answers = answers
             except ValueError as error:
-                said_so = str(error) if isinstance(error, UserError) else f"{name} must be a number"
-                self.notify(said_so, severity="error")
+                reason = str(error) if isinstance(error, UserError) else f"{name} must be a number"
+                self.notify(reason, severity="error")
                 field.focus()
                 return False
         return True
@@ -275,7 +286,7 @@ class ChatScreen(Screen[None]):
 
     def action_edit(self) -> None:
         message = self.query_one("#message", Input)
-        if not message.value and (said := self._session.take_back()):
+        if not message.value and (said := self._session.take_back() or self._session.last):
             message.value = said
             message.cursor_position = len(said)
             self._note()
@@ -291,12 +302,12 @@ class ChatScreen(Screen[None]):
     @work
     @until_closed
     async def action_checkpoint(self) -> None:
-        found = await asyncio.to_thread(answering, self._run)
-        lines = [Line(str(path.relative_to(self._run))) for path in found]
+        found = await asyncio.to_thread(models_to_ask, self._run, self._shared.runs_folder)
+        lines = [Line(self._model_name(path)) for path in found]
         answers = None if self._session.loaded is None else Path(self._session.loaded.source).resolve()
         current = next((index for index, path in enumerate(found) if path.resolve() == answers), 0)
-        question = f"Answer with which model of {self._run.name}?"
-        chosen = await ask(self, Pick(question, lines, current, "It has no exported model and no checkpoint yet."))
+        question = "Which model should answer? The conversation is kept."
+        chosen = await ask(self, Pick(question, lines, current, "No run here has an exported model or a checkpoint."))
         if chosen is not None and found[chosen].resolve() != answers:
             self._session.source = found[chosen]
             await self._session.begin()
@@ -310,8 +321,7 @@ class ChatScreen(Screen[None]):
         question = "Run where? The model is loaded again, and the conversation is kept."
         chosen = await ask(self, Pick(question, lines, kinds.index(session.placement)))
         if chosen is not None and kinds[chosen] != session.placement:
-            session.placement = kinds[chosen]
-            await session.begin()
+            await session.begin(kinds[chosen])
 
     def action_scroll(self, pages: int) -> None:
         transcript = self.query_one(Transcript)

@@ -24,6 +24,7 @@ from rptrain.planner.room import free_room
 from rptrain.runs.listing import training_beside
 from rptrain.utils.errors import UserError, describe
 
+ANSWERED = ("load", "ask", "retry")  # requests after which the process says that it waits; the others take no time
 MEASURE = 1.0  # seconds between two reports of the speed of an answer
 
 
@@ -46,11 +47,7 @@ class Child:
             except (UserError, OSError, torch.OutOfMemoryError) as error:
                 turns = len(self._loaded.chat.turns) if self._loaded is not None else 0
                 self._report("refused", text=describe(error), turns=turns)
-            if request["do"] in (
-                "load",
-                "ask",
-                "retry",
-            ):  # the others take no time, and the next request may be on its way
+            if request["do"] in ANSWERED:
                 self._report("idle", **self._memory())
 
     def _read(self) -> None:
@@ -64,7 +61,7 @@ class Child:
 
     def _handle(self, do: str, **given: Any) -> None:
         if do == "load":
-            self._load(Path(given["source"]), given["placement"], given["turns"])
+            self._load(**given)
             return
         assert self._loaded is not None
         chat = self._loaded.chat
@@ -80,9 +77,16 @@ class Child:
         elif do == "reset":
             chat.reset()
 
-    def _load(self, source: Path, placement: str, turns: list[list[str]]) -> None:
-        """`turns`: what was said and answered in a process before this one."""
-        self._loaded = loaded = LoadedChat(source, free_room(training_beside(source)), placement)
+    def _load(
+        self, source: str, placement: str, turns: list[list[str]], *, chosen: bool, beside: str, training: str
+    ) -> None:
+        """`turns`: what was said and answered in a process before this one. `chosen`: whether the placement was chosen
+        now; an earlier choice is for the training that was `beside` the model then. `training`: one that may have no
+        records yet.
+        """
+        training = training or training_beside(Path(source))
+        wanted = placement if chosen or training in ("", beside) else "auto"
+        self._loaded = loaded = LoadedChat(Path(source), free_room(training), wanted)
         for number, (said, answer, base_answer) in enumerate(turns):
             loaded.chat.turns.append(Turn(said, number, answer, base_answer or None))
         self._report(
@@ -93,6 +97,8 @@ class Child:
             expected=loaded.placement.tokens_per_second,
             speeds=loaded.speeds,
             templated=loaded.chat.templated,
+            wanted=wanted,
+            training=training,
         )
 
     def _answer(self, pieces: Iterator[str], *, base: bool) -> None:

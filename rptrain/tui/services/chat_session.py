@@ -41,6 +41,8 @@ class Loaded:
     expected: float  # tokens per second
     speeds: dict[str, float]  # those of all placements with enough free memory
     templated: bool
+    wanted: str  # a placement, or "auto"
+    training: str  # the name of a run that trains on this machine
 
 
 @dataclass
@@ -59,6 +61,7 @@ class ChatSession:
     run: Path  # or another folder of a model
     source: Path  # the run, or one of its checkpoints
     environment: Mapping[str, str] = field(default_factory=dict)
+    training: Callable[[], str] = str  # the name of a run that is starting, or trains; empty: none that is known
     settings: ChatSettings = field(default_factory=ChatSettings)
     placement: str = "auto"
     state: State = "loading"
@@ -69,21 +72,26 @@ class ChatSession:
     vram: int = 0
     problem: str = ""  # why the last request was refused, or why the process ended
     unsent: str = ""  # a message that is being written
+    last: str = ""  # the last message, which stays when the conversation is forgotten
     returned: str = ""  # a message that was refused
     changed: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self._following: asyncio.Task[None] | None = None
+        self._beside = ""  # the training when the model was last loaded
         self._asked = 0  # questions, so that another try draws other tokens
         self._replaced: ShownTurn | None = None  # the turn before another try, until that has begun
         self._changing = asyncio.Lock()  # of the process
 
-    async def begin(self) -> None:
-        """Starts the process, and loads the model for the conversation so far. An earlier process is ended."""
+    async def begin(self, placement: str | None = None) -> None:
+        """Starts the process, and loads the model for the conversation so far. An earlier process is ended.
+
+        `placement`: chosen now. Without one, the last choice is kept, unless another training has begun since then.
+        """
         async with self._changing:
             await self._end_process()
-            await self._start()
+            await self._start(placement)
 
     async def unload(self, why: str) -> None:
         """Ends the process if it has a model; `begin` loads it again, for the same conversation."""
@@ -97,7 +105,7 @@ class ChatSession:
         async with self._changing:
             await self._end_process()
 
-    async def _start(self) -> None:
+    async def _start(self, placement: str | None) -> None:
         self.state, self.loaded, self.problem, self.measured = "loading", None, "", None
         self.changed()
         errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `_follow`)
@@ -117,7 +125,16 @@ class ChatSession:
             return
         self._following = asyncio.create_task(self._follow(self._process, errors))
         turns = [(turn.said, turn.answer, turn.base_answer) for turn in self.turns]
-        self._ask("load", source=str(self.source), placement=self.placement, turns=turns)
+        self.placement = placement or self.placement
+        self._ask(
+            "load",
+            source=str(self.source),
+            placement=self.placement,
+            chosen=placement is not None,
+            beside=self._beside,
+            training=self.training(),
+            turns=turns,
+        )
 
     async def _end_process(self) -> None:
         process, self._process = self._process, None
@@ -132,6 +149,7 @@ class ChatSession:
     def ask(self, said: str) -> None:
         """Says something. Raises UserError for invalid settings."""
         self._answer("ask", said=said)
+        self.last = said
         self.turns.append(ShownTurn(said))
 
     def retry(self) -> None:
@@ -193,6 +211,7 @@ class ChatSession:
         turn = self.turns[-1] if self.turns else ShownTurn("")
         if kind == "loaded":
             self.loaded = Loaded(**values)
+            self.placement, self._beside = self.loaded.wanted, self.loaded.training
         elif kind == "piece" and values["base"]:
             turn.base_answer += values["text"]
         elif kind == "piece":

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from rptrain.checkpoint.answer_sources import answer_sources
+from rptrain.checkpoint.metadata import RUN_CONFIG
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
@@ -15,14 +17,19 @@ def saved_checkpoints(run: Path) -> list[Path]:
         return []
 
 
-def answering(run: Path) -> list[Path]:
-    """What can answer in a conversation: the exported model, and the checkpoints, the newest first."""
+def readable_sources(run: Path) -> list[Path]:
+    """The `answer_sources` of a run; none if it cannot be read."""
     try:
-        model = RunDir(run).model_path
-    except UserError:  # a link that leads out of the run
-        return saved_checkpoints(run)
-    exported = any((model / name).is_file() for name in ("config.json", "adapter_config.json"))
-    return [*([model] if exported else []), *saved_checkpoints(run)]
+        return answer_sources(run)
+    except OSError:
+        return []
+
+
+def models_to_ask(run: Path, folder: Path) -> list[Path]:
+    """The `answer_sources` of a run, and then those of the other runs in a folder, sorted by their names."""
+    here = run.resolve()
+    others = sorted(file.parent for file in folder.glob(f"*/{RUN_CONFIG}") if file.parent.resolve() != here)
+    return [source for each in (run, *others) for source in readable_sources(each)]
 
 
 def has_adapters(run: Path) -> bool:
