@@ -6,7 +6,9 @@ The run is written by this program as a trainer of eight devices writes it: four
 measures
 
 - the share of a core that watching takes, in CPU time, which other programs on the machine hardly change,
-- how much longer a run with 100,000 recorded steps takes to open than one with 100, in wall and in CPU time,
+- how long a run with 100,000 recorded steps takes to open, and how much longer than one with 100: from the start of the
+  process until its head and devices, its log and curves of a sample of its steps are on the screen,
+- how long reading all of its steps takes, which a thread does after that,
 - behind a relay that delays each direction by half of `--round-trip`, as a session of ssh: the bytes per second that a
   run of eight devices sends, and the time from a key to its answer on the screen, in wall time.
 """
@@ -36,6 +38,7 @@ from rptrain.runs.events import Estimated, Event, Plan, ProcessStarted, RunStart
 from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot, StepNumbers
 from rptrain.runs.process import ProcessId
 from rptrain.runs.timeline import Schedule, SlotSpan, StepTimeline
+from rptrain.runs.view import RunView
 
 DEVICES = tuple(f"cuda:{number}" for number in range(8))
 STAGES = ("F0-7", "FB8-28", "B0-7")
@@ -243,11 +246,14 @@ def opening(short: Path, long: Path) -> dict[str, float]:
                 cpu = interface.process.cpu_times()
                 times.append((time.monotonic() - interface.began, cpu.user + cpu.system))
         took[name], spent[name] = (min(column) for column in zip(*times, strict=True))
+    began = time.monotonic()
+    RunView(long)
     return {
         "open_100_steps_s": round(took["short"], 3),
         "open_100000_steps_s": round(took["long"], 3),
         "open_100000_steps_more_s": round(took["long"] - took["short"], 3),
         "open_100000_steps_more_cpu_s": round(spent["long"] - spent["short"], 3),
+        "read_100000_steps_s": round(time.monotonic() - began, 3),
     }
 
 

@@ -41,6 +41,11 @@ class Reader:
         self._run, self._large = run, large
         self._files: dict[int, _Files] = {}
 
+    @property
+    def whole(self) -> bool:
+        """Whether all events were read, instead of a sample of them."""
+        return not any(files.skipped for files in self._files.values())
+
     def read(self) -> dict[int, News]:
         """New records by the rank of the process that wrote them, also of processes of an earlier start. Processes
         without any are left out.
@@ -60,6 +65,11 @@ class _Files:
     def __init__(self, folder: Path, large: int) -> None:
         self._events = Tail(folder / "events.jsonl", large, _MARKS)
         self._lanes = Tail(folder / FILE, min(large // LANES_SHARE, LANES))
+
+    @property
+    def skipped(self) -> int:
+        """Bytes of the events that were not read."""
+        return self._events.skipped
 
     def read(self) -> News:
         lines, lanes = self._events.read(), self._lanes.read()

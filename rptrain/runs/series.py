@@ -4,10 +4,12 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from math import nan
+from operator import itemgetter
 from typing import Any
 
 SMOOTH = 0.05  # of the points of a curve
 COLUMNS = ("step", "time", "loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second")
+_row = itemgetter(*COLUMNS)
 
 
 class Steps:
@@ -15,18 +17,21 @@ class Steps:
 
     def __init__(self) -> None:
         self._columns = {name: array("d") for name in COLUMNS}
+        self._appends = [column.append for column in self._columns.values()]  # a run may have 100,000 rows
 
     def __len__(self) -> int:
         return len(self._columns["step"])
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Adds a `step` record, with NaN for a value that is None. Raises KeyError if a value is missing."""
-        values = [record[name] for name in COLUMNS]
-        steps, number = self._columns["step"], record["step"]
+        values = _row(record)
+        steps, number = self._columns["step"], values[0]
         if steps and number <= steps[-1]:
             self.keep(number - 1)
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column.append(nan if value is None else value)
+        if None in values:
+            values = [nan if value is None else value for value in values]
+        for append, value in zip(self._appends, values, strict=True):
+            append(value)
 
     def keep(self, last: float) -> None:
         """Removes the steps after `last`."""

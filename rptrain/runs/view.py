@@ -15,18 +15,19 @@ Missing files, incomplete last lines and records of unknown kinds are skipped.
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 from rptrain.runs.events import EVENTS, VALIDATION_LOSS, Event, Progress, Severity, from_fields
-from rptrain.runs.lanes import LaneRecord, OptimizerState, Snapshot, StepNumbers
+from rptrain.runs.lanes import OptimizerState, Snapshot, StepNumbers
 from rptrain.runs.process import FOLDER, ProcessId
 from rptrain.runs.reader import RECENT, News, Reader
-from rptrain.runs.records import Int, known_fields, time_of, validator
+from rptrain.runs.records import known_fields, time_of, validator
 from rptrain.runs.series import Steps
+from rptrain.runs.shown import Checkpoint, LaneView, LogLine, MemoryUse, Score
 from rptrain.runs.tail import LARGE
 from rptrain.runs.timeline import Schedule, StepTimeline
 from rptrain.runs.usage import Usage
@@ -43,60 +44,6 @@ SPREAD = 30.0  # seconds by which the starts of a run's processes, and the clock
 PACE = 50  # reported steps over which the pace is averaged
 SHORTEST = 0.5  # seconds from which a pace is known: two short steps may end together
 SAID = 2000  # characters of a message that the log keeps
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    time: float
-    step: int
-    path: str
-
-
-@dataclass(frozen=True)
-class Score:
-    """The result of an evaluation. `tasks` has the score of each task."""
-
-    time: float
-    step: int
-    name: str
-    score: float | None  # None: not finite
-    tasks: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class LogLine:
-    time: float
-    text: str
-    kind: Literal["info", "warning", "error"] = "info"
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """The planned use of a memory (the host, a GPU, the disk), in bytes. `limit` is None if it is unknown."""
-
-    name: str
-    kind: str
-    parts: tuple[tuple[str, Int], ...]  # bytes by use
-    limit: Int | None
-
-    @property
-    def total(self) -> int:
-        return sum(size for _, size in self.parts)
-
-
-@dataclass(frozen=True)
-class LaneView:
-    """The newest record of a device, and its averages over the last WINDOW seconds."""
-
-    now: LaneRecord
-    busy: Mapping[str, float]  # share of the time spent computing, by kind of stage (F, FB, B)
-    up: float  # bytes per second to the device
-    down: float  # bytes per second from the device
-    limit: int | None  # bytes of its memory that the run may use; None for CPU workers
-
-    @property
-    def busy_share(self) -> float:
-        return min(1.0, sum(self.busy.values()))
 
 
 class RunView:
@@ -166,6 +113,11 @@ class RunView:
     def refresh(self) -> bool:
         """Reads new records and adds them. Returns whether there were any."""
         return self.add(self.news())
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all events, instead of a sample of them."""
+        return self._reader.whole
 
     def news(self) -> Mapping[int, News]:
         """Reads new records without changing what the view shows. Another thread may call this, one at a time."""

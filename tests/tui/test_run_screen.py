@@ -10,6 +10,7 @@ from textual.events import MouseScrollDown
 from textual.widgets import Button
 
 from rptrain.runs.event_log import EventLog
+from rptrain.runs.view import RunView
 from rptrain.tui.app import RptrainApp
 from rptrain.tui.screens.run import PAUSE, RunScreen
 from rptrain.tui.services import launch
@@ -362,7 +363,10 @@ async def test_100_000_steps_open_at_once_and_a_large_output_does_not_matter(mak
     async with app.run_test(size=(120, 36)) as pilot:
         await opened(pilot)
         assert "100,000/200,000" in screen_text(app)
-        curve = app.screen.query_one("#loss", Plot).curves[0]
+        plot = app.screen.query_one("#loss", Plot)
+        xs, ys = RunView(run).steps.points("loss", POINTS)
+        await until(pilot, lambda: (plot.curves[0].xs, plot.curves[0].ys) == (xs, ys))  # after those of a sample
+        curve = plot.curves[0]
         assert 100 < len(curve.xs) <= POINTS + 1 and curve.xs[0] < 1000 and curve.xs[-1] == 100_000
         gaps = [after - before for before, after in zip(curve.xs, curve.xs[1:], strict=False)]
         assert max(gaps) < 5000  # from end to end

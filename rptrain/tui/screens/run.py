@@ -41,6 +41,7 @@ from rptrain.utils.units import format_duration, format_moment
 
 PAUSE = 0.4  # seconds between two updates
 REMOTE_PAUSE = 2.0  # the same over ssh, where each update of eight devices sends about 13 KB
+AT_FIRST = 4 << 20  # bytes of events up to which the whole run is read before it is shown, and not a sample first
 OUTPUT = 8000  # bytes of the trainer's output to show, from its end
 STRIP = 240  # records in a lane
 SEEK = 0.05  # of a replay, by which a key moves it
@@ -145,12 +146,15 @@ class RunScreen(Screen[None]):
         while not self._has_content():
             self._show_start()
             await asyncio.sleep(self._pause)
-        view = self._view = await asyncio.to_thread(RunView, self.path)
+        view = self._view = await asyncio.to_thread(RunView, self.path, large=AT_FIRST)
         known = view.state, self._beginning
         await self._look_at_ending(view)
         self.query_one(LogPanel).turn_to("log" if view.log and not known[1] else "output")
         self.refresh_bindings()
         self._show()
+        if not view.whole:
+            view = self._view = await asyncio.to_thread(RunView, self.path)
+            self._show()
         while True:
             await asyncio.sleep(self._pause)
             if (replay := self._replay) is not None:
