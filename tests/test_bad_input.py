@@ -84,7 +84,7 @@ def test_the_command(folder, arguments, message):
     [
         (("generate", "~nosuchuser/x", "--prompt", "a"), '~nosuchuser/x: the user "nosuchuser" does not exist'),
         (("export", "model", "--to", "~nosuchuser/x"), '~nosuchuser/x: the user "nosuchuser" does not exist'),
-        (("export", "nothing", "--to", "x"), "nothing does not exist: name a run, a checkpoint"),
+        (("export", "nothing", "--to", "x"), "nothing does not exist, neither as a path nor as a run"),
     ],
     ids=["generate", "export", "nothing"],
 )

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from rptrain.cli.complete import run_names
+from rptrain.cli.complete import RUNS, run_names
 from rptrain.cli.exits import exit_codes
-from rptrain.cli.options import Placement, existing
+from rptrain.cli.options import PlacementOption
 from rptrain.inference.settings import MAX_NEW_TOKENS, AnswerSettings
 from rptrain.utils.errors import UserError
 
@@ -19,7 +19,7 @@ def chat(
     top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens that add up to this.")] = 0.95,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = MAX_NEW_TOKENS,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
-    placement: Placement = "auto",
+    placement: PlacementOption = "auto",
     base: Annotated[bool, typer.Option("--base", help="Show the base model's answers beside the tuned ones.")] = False,
 ) -> None:
     """Talk to a trained model: a run, a checkpoint or a model directory.
@@ -29,7 +29,9 @@ def chat(
     with exit_codes():
         if system != system.encode(errors="replace").decode():
             raise UserError("--system is not UTF-8 text")
-        source = existing(source)
+        from rptrain.runs.named import named_source
+
+        source = named_source(source, RUNS)
         from rptrain.cli.talk import Talk
         from rptrain.inference.load import LoadedChat
         from rptrain.planner.room import free_room

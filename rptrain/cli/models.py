@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from rptrain.checkpoint.export_progress import is_export, loading_code, record
-from rptrain.cli.complete import nothing, run_names
+from rptrain.cli.complete import RUNS, nothing, run_names
 from rptrain.cli.exits import exit_codes
-from rptrain.cli.options import JsonArray, Placement, existing
+from rptrain.cli.options import JsonArray, PlacementOption
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.paths import expanded
 from rptrain.utils.text import is_terminal, printable
@@ -36,7 +36,9 @@ def export(
     that loads the export; only its path is on standard output.
     """
     with exit_codes():
-        source, to = existing(source), expanded(to)
+        from rptrain.runs.named import named_source
+
+        source, to = named_source(source, RUNS), expanded(to)
         asked = is_terminal(sys.stdin) and is_terminal(sys.stderr) and not (force or as_json)
         if asked and is_export(to) and not typer.confirm(f"Replace the export in {printable(str(to))}?", err=True):
             raise typer.Exit(0)
@@ -61,12 +63,14 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the raw prompt, without the chat template.")] = False,
-    placement: Placement = "auto",
+    placement: PlacementOption = "auto",
     as_json: JsonArray = False,
 ) -> None:
     """Generate text with a trained model."""
     with exit_codes():
-        source = existing(source)
+        from rptrain.runs.named import named_source
+
+        source = named_source(source, RUNS)
         with PROCESS.importing():
             from rptrain.inference.generate import Request, generate_text, stream_text
             from rptrain.planner.room import free_room

@@ -6,12 +6,16 @@ from typing import Annotated
 import typer
 
 from rptrain.cli.exits import exit_codes
-from rptrain.cli.options import existing
+from rptrain.utils.errors import UserError
+from rptrain.utils.paths import expanded
 
 
 def open_file(config: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
     """Edit a config file in the terminal interface, and start it."""
     with exit_codes():
+        config = expanded(config)
+        if not config.exists():
+            raise UserError(f"{config} does not exist: `rptrain` without a file creates a config")
         from rptrain.tui.start import open_interface
 
-        open_interface(config=existing(config))
+        open_interface(config=config)

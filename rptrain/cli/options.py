@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rptrain.cli.complete import RUNS, config_files, nothing
-from rptrain.utils.errors import UserError
-from rptrain.utils.paths import expanded
+from rptrain.cli.complete import config_files, nothing
 
 ConfigFile = Annotated[Path, typer.Option(help="The run's TOML file.", autocompletion=config_files)]
 Force = Annotated[
@@ -16,23 +14,13 @@ Force = Annotated[
     typer.Option("--force", help="Replace a file that this command did not write. Inputs and run files are refused."),
 ]
 JsonArray = Annotated[bool, typer.Option("--json", help="Print a JSON array.")]
-Placement = Annotated[
+PlacementOption = Annotated[
     str, typer.Option(metavar="auto|gpu|streamed|cpu", help="Where it runs; auto: the fastest with enough memory.")
 ]
 RunsFolder = Annotated[
     Path,
     typer.Option("--runs", metavar="DIR", file_okay=False, help="The folder of runs.", autocompletion=nothing),
 ]
-
-
-def existing(path: Path) -> Path:
-    """The path with the home directory in place of "~", or that of the run of this name. UserError if there is none."""
-    path = expanded(path)
-    if not path.exists() and (RUNS / path).is_dir():
-        return RUNS / path
-    if not path.exists():
-        raise UserError(f"{path} does not exist: name a run, a checkpoint or a model directory")
-    return path
 
 
 def keep_allocator_tidy() -> None:

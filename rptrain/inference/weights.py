@@ -11,7 +11,7 @@ from rptrain.kernels.quant import Quantized
 from rptrain.models.layers.generate import Weights
 from rptrain.models.spec import Unit
 
-Held = tuple[Mapping[str, Tensor], Mapping[str, Quantized]]  # a unit's parameters: plain ones, and quantized ones
+UnitTensors = tuple[Mapping[str, Tensor], Mapping[str, Quantized]]  # of a unit: plain ones, and quantized ones
 
 
 def placed(model: Model, placement: Placement) -> Weights:
@@ -116,7 +116,7 @@ def _loaded(model: Model, *, lock: bool = False) -> list[Tensor]:
     return flats
 
 
-def _dequantized(unit: Unit, held: Held, dtype: torch.dtype) -> Mapping[str, Tensor]:
+def _dequantized(unit: Unit, held: UnitTensors, dtype: torch.dtype) -> Mapping[str, Tensor]:
     """The parameters of a unit."""
     plain, quantized = held
     if not quantized:

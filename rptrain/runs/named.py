@@ -1,4 +1,4 @@
-"""Find a run by its name or its path."""
+"""Find a run, or a model of one, by its name or its path."""
 
 from pathlib import Path
 
@@ -29,4 +29,13 @@ def named_run(name: str | None, folder: Path) -> Path:
     known = [file.parent.name for file in folder.glob(f"*/{RUN_CONFIG}")]
     near = nearest(name, known, NEAR)
     advice = f"did you mean {', '.join(near)}?" if near else "`rptrain runs` lists the runs"
-    raise UserError(f"the run {name} does not exist, neither in {folder} nor as a path: {advice}")
+    raise UserError(f"{name} does not exist, neither as a path nor as a run in {folder}: {advice}")
+
+
+def named_source(name: str | Path, folder: Path) -> Path:
+    """A run as in `named_run`, a checkpoint or the directory of a model; a path that exists comes before a name.
+
+    UserError if there is neither.
+    """
+    path = expanded(name)
+    return path if path.exists() else named_run(str(name), folder)

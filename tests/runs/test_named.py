@@ -7,7 +7,7 @@ import pytest
 
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import RunStarted
-from rptrain.runs.named import named_run
+from rptrain.runs.named import named_run, named_source
 from rptrain.utils.errors import UserError
 
 
@@ -30,7 +30,10 @@ def test_a_name_and_a_path_and_the_newest(folder):
 
 
 def test_a_name_that_is_not_there(folder):
-    with pytest.raises(UserError, match=r"the run first-chat does not exist,.*: did you mean first-chats\?"):
+    with pytest.raises(
+        UserError,
+        match=r"first-chat does not exist, .* run in runs: did you mean first-chats\?",
+    ):
         named_run("first-chat", folder)
     with pytest.raises(UserError, match="`rptrain runs` lists the runs"):
         named_run("zzz", folder)
@@ -39,3 +42,12 @@ def test_a_name_that_is_not_there(folder):
         named_run("runs/empty", folder)
     with pytest.raises(UserError, match="no runs in nowhere"):
         named_run(None, Path("nowhere"))
+
+
+def test_a_run_or_any_other_path_to_answer_from(folder):
+    assert named_source(Path("other"), folder) == folder / "other"
+    Path("other/model").mkdir(parents=True)
+    assert named_source("other", folder) == Path("other"), "a path comes before a name"
+    assert named_source("other/model", folder) == Path("other/model")
+    with pytest.raises(UserError, match=r"did you mean second-chats\?"):
+        named_source("second-chat", folder)

@@ -29,7 +29,7 @@ DTYPES = (SAME, "bfloat16", "float16", "float32")
 PARTS = ("adapter", "merged model")
 
 
-class Option(Choice):
+class ExportChoice(Choice):
     """A choice in which Enter starts the export, as in the path."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "screen.export", show=False)]
@@ -67,14 +67,14 @@ class AskTarget(Dialog[Target | None]):
                 yield Entry(f"{one_line(str(self._run))}-export", suggester=PathSuggester(), id="to", compact=True)
             with Horizontal(classes="row"):
                 yield Label("checkpoint", classes="label")
-                yield Option(tuple(self._sources), NEWEST, id="source")
+                yield ExportChoice(tuple(self._sources), NEWEST, id="source")
             with Horizontal(classes="row"):
                 yield Label("data type", classes="label")
-                yield Option(DTYPES, SAME, id="dtype")
+                yield ExportChoice(DTYPES, SAME, id="dtype")
             if self._adapters:
                 with Horizontal(classes="row"):
                     yield Label("write", classes="label")
-                    yield Option(PARTS, PARTS[0], id="merge")
+                    yield ExportChoice(PARTS, PARTS[0], id="merge")
             detail = "↑ ↓ move, ← → change, enter exports. The folder has the layout of Hugging Face."
             yield Static(detail, classes="detail")
             with Horizontal(classes="answers"):
