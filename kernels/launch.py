@@ -1,10 +1,15 @@
 """The choice between Triton kernels and the reference, and launch sizes."""
 
 from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+from rptrain.kernels import with_triton
+
+HAS_TRITON = find_spec("triton") is not None
 
 if TYPE_CHECKING:  # kernels are checked by compiling them, not by types
     triton: Any = None
@@ -14,22 +19,20 @@ if TYPE_CHECKING:  # kernels are checked by compiling them, not by types
 
     class tl(metaclass=_Language):
         constexpr: TypeAlias = Any
-else:
-    try:
-        import triton
-        import triton.language as tl
-    except ModuleNotFoundError:  # everything runs on the reference; kernels are plain functions that are never called
+elif HAS_TRITON and with_triton:
+    import triton
+    import triton.language as tl
+else:  # everything runs on the reference; kernels are plain functions that are never called
 
-        class _Absent:
-            constexpr = object
+    class _Absent:
+        constexpr = object
 
-            @staticmethod
-            def jit(function: Any) -> Any:
-                return function
+        @staticmethod
+        def jit(function: Any) -> Any:
+            return function
 
-        triton = tl = _Absent()
+    triton = tl = _Absent()
 
-HAS_TRITON = hasattr(triton, "cdiv")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 __all__ = [

@@ -7,6 +7,7 @@ from io import TextIOWrapper
 
 import typer
 
+from rptrain import kernels
 from rptrain.cli.bench import bench
 from rptrain.cli.chat import chat
 from rptrain.cli.doctor import doctor
@@ -53,7 +54,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     assert logging.lastResort is not None  # shows warnings on stderr, also above the bar of progress
     logging.lastResort.setFormatter(MessageFormatter())
-    with ending_at_once() if given[:1] == ["plan"] else nullcontext():
+    planning = given[:1] == ["plan"]
+    kernels.with_triton = not planning  # a plan computes nothing, and Triton takes 0.2 s to import
+    with ending_at_once() if planning else nullcontext():
         try:
             app(given)
         finally:

@@ -4,7 +4,7 @@ Training makes these checks too, and stops at the first that fails; then it read
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +17,11 @@ from rptrain.checkpoint.base_files import check_base_files
 from rptrain.checkpoint.export import check_names
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
+from rptrain.data import known
 from rptrain.data.amount import Amount, amount_of
 from rptrain.data.datasets import check_vocabulary, find_tokenizer
 from rptrain.data.excerpt import PLANNING, Excerpt, excerpt
+from rptrain.data.known import Known
 from rptrain.inference.evaluate import check_questions
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.pretrained import WeightFiles
@@ -63,14 +65,8 @@ def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -
                 checks.make("train.method", check_adapters, config, files)
                 if resumed is None and files is not None:
                     checks.make("lora.adapter", adapter_of, config, spec)
-    warnings: list[str] = []
-    amount = None
-    with checks.about("model.path"):
-        tokenizer = find_tokenizer(config, model_dir)
-        if config.eval.questions:
-            checks.make("eval.questions", check_questions, tokenizer)
-        amount = _look_at_data(config, model_dir, spec, tokenizer, checks, warnings)
-    return Readiness(tuple(checks.refusals), tuple(warnings), amount)
+    data = _known_data(config, model_dir, spec, checks)
+    return Readiness(tuple(checks.refusals), data.warnings, data.amount)
 
 
 class _Checks:
@@ -90,6 +86,25 @@ class _Checks:
     def make(self, key: str, check: Callable[..., object], *given: Any) -> None:
         with self.about(key):
             check(*given)
+
+
+def _known_data(config: Config, model_dir: Path, spec: ModelSpec, checks: _Checks) -> Known:
+    """What an earlier plan found out about the same data and tokenizer, or else what this one does."""
+    path = None
+    with suppress(UserError, OSError):  # of files that the checks below read, too
+        path = known.path_of(config, model_dir, spec.vocab_size)
+    if path and (found := known.load(path)):
+        return found
+    refused, warnings, amount = len(checks.refusals), list[str](), None
+    with checks.about("model.path"):
+        tokenizer = find_tokenizer(config, model_dir)
+        if config.eval.questions:
+            checks.make("eval.questions", check_questions, tokenizer)
+        amount = _look_at_data(config, model_dir, spec, tokenizer, checks, warnings)
+    found = Known(tuple(warnings), amount)
+    if path and len(checks.refusals) == refused:
+        known.store(path, found)
+    return found
 
 
 def _look_at_data(

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rptrain.data import known
+from rptrain.data.datasets import find_tokenizer
+from rptrain.planner import refusals as module
 from rptrain.runs.run_dir import RunDir, check_creatable
 from rptrain.utils.errors import UserError
 
@@ -125,6 +128,47 @@ def test_what_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest.Monkey
     (found,) = json.loads(planned.stdout)["refusals"]
     assert planned.exit_code == 2 and found["key"] == "model.path"
     assert found["message"].startswith("tokenizer.json: Permission denied")
+
+
+def test_what_is_known_of_data_is_not_found_out_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(*overrides: str) -> tuple[bool, dict[str, object]]:
+        """Whether the tokenizer was loaded, and what the plan says about the data."""
+        loaded = []
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "find_tokenizer", lambda *given: loaded.append(1) or find_tokenizer(*given))
+            found = tools.invoke("plan", "--config", "run.toml", "--json", "data.train.0.path=chats.jsonl", *overrides)
+        plan = json.loads(found.stdout)
+        return bool(loaded), {key: plan[key] for key in ("refusals", "warnings", "length")}
+
+    (folder / "chats.jsonl").write_text(chats("cba") + '{"messages": []}\n' + chats(*["cba"] * 300))
+    first, before = planned()
+    assert first and before["warnings"] and planned() == (False, before)
+    (known,) = (folder / "cache/rptrain/plans").iterdir()
+    known.write_text("{}")
+    assert planned() == (True, before), "a damaged file"
+    assert planned("data.max_length=12")[0] and planned("train.global_batch_size=32")[0], "other settings"
+    (folder / "chats.jsonl").write_text('{"messages": []}\n')
+    for _ in range(2):
+        assert planned()[0] and planned()[1]["refusals"], "other data, and refusals are found out again"
+    (folder / "chats.jsonl").write_text(chats(*["cba"] * 40))
+    assert planned()[0] and not planned()[0]
+    (folder / "model/tokenizer.json").touch()
+    assert planned()[0] and not planned()[0]
+    (folder / "cache/rptrain/new.safetensors").touch()
+    assert planned()[0], "training has tokenized data"
+    (folder / "model/tokenizer.json").unlink()
+    assert planned()[1]["refusals"]
+
+
+def test_the_oldest_of_what_is_known_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "KEPT", 2)
+    for number in range(4):
+        path = tmp_path / "plans" / f"{number}.json"
+        known.store(path, known.Known((str(number),), None))
+        os.utime(path, (number, number))
+    assert sorted(path.name for path in (tmp_path / "plans").iterdir()) == ["2.json", "3.json"]
+    (tmp_path / "file").write_text("")
+    known.store(tmp_path / "file" / "1.json", known.Known((), None))  # cannot be written
 
 
 def test_another_machine_needs_no_data(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """`rptrain plan`: what it shows of plans that fit and that do not, its advice, its flags, its JSON and its pictures."""
 
+import fcntl
 import json
 import re
 import subprocess
@@ -648,20 +649,36 @@ def test_the_times_of_a_run_that_would_go_on_are_taken(tmp_path):
 # As a shell sees it
 
 LOADED = """
-import sys
+import os, sys
 from rptrain import cli
-try:
-    cli.app(["plan", "--config", "c.toml", *sys.argv[1:]])
-finally:
-    print([name for name in ("transformers", "tokenizers", "safetensors", "torch._inductor") if name in sys.modules])
+
+def end(code, end=os._exit):
+    heavy = "transformers", "tokenizers", "safetensors", "torch._inductor", "triton"
+    print([name for name in heavy if name in sys.modules], file=sys.stderr, flush=True)
+    end(code)
+
+os._exit = end
+cli.main()
 """
 
 
 def test_nothing_heavy_is_loaded_and_no_color_is_shown():
-    line = [sys.executable, "-P", "-c", LOADED, *SERVER]
+    line = [sys.executable, "-P", "-c", LOADED, "plan", "--config", "c.toml", *SERVER]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]" and "\x1b" not in done.stdout
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert "It fits" in done.stdout and "\x1b" not in done.stdout
+
+
+def test_all_output_is_written_before_the_process_ends():
+    """Also where a pipe takes less at once, and in files."""
+    files = ["--svg", "step.svg", "--trace", "step.json"]
+    line = [sys.executable, "-P", "-m", "rptrain", "plan", "--config", "c.toml", "--json", "--compare", *files, *SERVER]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        text = process.stdout.read()
+    assert process.returncode == 0 and len(text) > 4096 and json.loads(text)["comparison"]
+    assert Path("step.svg").read_text().endswith("</svg>\n") and json.loads(Path("step.json").read_text())
 
 
 def test_the_exit_code_of_the_command():

@@ -1,0 +1,91 @@
+"""What a plan found out about data, kept for the next plan: a tokenizer and its templates take a second to load.
+
+Each finding is a file in a folder of the token cache, under a name that depends on everything it was found in, files by
+their size and times. It does not count after training has tokenized data: a plan then counts all samples.
+"""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from json import dumps
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from pydantic import TypeAdapter
+
+from rptrain.checkpoint.atomic_dir import PARTIAL
+from rptrain.checkpoint.base_files import base_paths
+from rptrain.config.schema import Config
+from rptrain.data.amount import Amount
+from rptrain.data.cache import code_hash, default_folder
+from rptrain.data.folders import choose
+from rptrain.data.loader import RANDOM
+from rptrain.data.template import load_template
+from rptrain.utils.files import read_small_text
+
+FOLDER = "plans"
+KEPT = 100  # findings; the oldest are deleted
+READERS = ("jinja2", "tokenizers", "transformers")  # packages that decide what is found
+
+
+@dataclass(frozen=True)
+class Known:
+    """Warnings about the data of a run that may start, and their amount; None if it is unknown."""
+
+    warnings: tuple[str, ...]
+    amount: Amount | None
+
+
+_CHECKED = TypeAdapter(Known)
+
+
+def path_of(config: Config, model_dir: Path, vocab_size: int) -> Path:
+    """The file of what is known about the data of a config, which may not exist.
+
+    UserError or OSError if a file that the data or the tokenizer needs does not exist.
+    """
+    data = config.data
+    tokens = Path(data.cache_dir) if data.cache_dir else default_folder()
+    files = base_paths(model_dir)
+    for source in (*data.train, *data.val):
+        if source.path != RANDOM and not source.path.startswith("builtin:"):
+            files += choose(source.path, source.split, follow_links=data.follow_links).files
+    template = data.chat_template and load_template(None, data.chat_template)
+    settings = data.model_dump(mode="json", exclude={"chat_template"})
+    train = config.train.seed, config.train.global_batch_size
+    found = (settings, template, *train, config.eval.questions > 0, vocab_size, [_stamp(file) for file in files])
+    code = code_hash(), *map(version, READERS)
+    tokenized = sorted(path.name for path in tokens.glob("*.safetensors"))
+    name = sha256(dumps([found, code, tokenized]).encode(errors="surrogatepass")).hexdigest()
+    return tokens / FOLDER / f"{name}.json"
+
+
+def load(path: Path) -> Known | None:
+    """What is known; None if nothing is, or if the file is damaged."""
+    try:
+        return _CHECKED.validate_json(read_small_text(path))
+    except (OSError, ValueError):
+        return None
+
+
+def store(path: Path, known: Known) -> None:
+    """Keeps what is known, unless the disk does not take it: then the next plan finds it out again."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, suffix=PARTIAL, delete=False) as file:
+            try:
+                file.write(_CHECKED.dump_json(known))
+                file.flush()
+                os.replace(file.name, path)
+            finally:  # it still exists if it was not finished
+                with suppress(FileNotFoundError):
+                    os.unlink(file.name)
+        for old in sorted(path.parent.iterdir(), key=os.path.getmtime)[:-KEPT]:
+            old.unlink()
+
+
+def _stamp(file: Path) -> tuple[str, int, int, int, int]:
+    status = file.stat()
+    return str(file.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
