@@ -1,8 +1,9 @@
-"""Speed and use of devices and memory over the time of a run: from a record per minute, and since the last of them from
-the newest snapshots.
+"""Speed and use of devices and memory over the time of a run: from a record per minute, and in the last two minutes
+from the newest snapshots.
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from math import nan
 
@@ -10,6 +11,7 @@ from rptrain.runs.events import Progress
 from rptrain.runs.lanes import Snapshot
 
 COLUMNS = ("tokens_per_second", "busy", "vram", "host", "power")
+MINUTE = 60.0  # seconds that a record covers, at least
 BUCKET = 5.0  # seconds of snapshots that become a point
 
 
@@ -31,7 +33,10 @@ class Usage:
 
     def curve(self, name: str, recent: Sequence[Snapshot]) -> tuple[list[float], list[float]]:
         """Unix times and values of a column, to the end of the newest snapshots."""
-        xs, ys = list(self._times), list(self._columns[name])
+        count = len(self._times)
+        if recent and count and recent[-1].time >= self._times[-1]:
+            count = bisect_left(self._times, recent[0].time + MINUTE)
+        xs, ys = list(self._times[:count]), list(self._columns[name][:count])
         last = xs[-1] if xs else 0.0
         for shots in _buckets([shot for shot in recent if shot.time > last]):
             progress = progress_of(shots, 0)

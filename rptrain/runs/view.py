@@ -13,10 +13,11 @@ Missing files, incomplete last lines and records of unknown kinds are skipped.
 """
 
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -102,6 +103,7 @@ class RunView:
         self._latest: StepNumbers | None = None  # from snapshots
         self._first_step = 0.0  # the newest process started after this step
         self._earlier = 0.0  # seconds of the processes before it
+        self._starts: list[tuple[float, float]] = []  # of each process: its start, and the seconds of those before it
         self._ended: State | None = None
         self._failed: tuple[float, str] | None = None  # time and message
         self._told: State = "new"  # according to events
@@ -253,6 +255,13 @@ class RunView:
             return None
         return self.trained if self.ended else self._earlier + max(now - self.taken_up, 0.0)
 
+    def trained_at(self, time: float) -> float:
+        """As `seconds`, at a Unix time since the beginning."""
+        if not self._starts:
+            return 0.0
+        started, earlier = self._starts[max(bisect_right(self._starts, (time, inf)) - 1, 0)]
+        return earlier + max(time - started, 0.0)
+
     @property
     def trained(self) -> float:
         """As `seconds`, up to the last record of any kind; 0 for a run that has not begun."""
@@ -387,6 +396,7 @@ class RunView:
         self.devices = record["devices"]
         self.began = self.began or record["time"]
         self.taken_up = record["time"]
+        self._starts.append((record["time"], self._earlier))
         self._first_step, self._latest, self.step_ended = self._reported, None, None
         self.process = None
         self._failed = self._ended = None

@@ -43,6 +43,14 @@ def test_curves_go_from_the_first_record_to_the_newest_snapshot():
     assert all(isnan(value) for name in ("vram", "power", "tokens_per_second") for value in curves[name][1][2:])
 
 
+def test_the_last_two_minutes_keep_their_detail():
+    usage = Usage()
+    for minute in (60.0, 120.0, 180.0):
+        usage.append(progress_of([shot(minute, 1.0)], 1))
+    xs, _ = usage.curve("busy", [shot(75.0 + n / 2, 0.5) for n in range(240)])
+    assert xs[:4] == [60.0, 120.0, 125.0, 130.0] and xs[-1] == 190.0, "the record at 120 covers 60 to 120"
+
+
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_a_run_that_has_just_begun(count: int):
     xs, ys = Usage().curve("busy", [shot(1.0 + n / 2, 0.5) for n in range(count)])

@@ -36,6 +36,28 @@ async def test_the_values_at_the_cursor():
         assert title(plot).strip() == "loss"
 
 
+@driven
+async def test_values_at_other_places_and_axes_that_hardly_vary():
+    plot = Plot("memory", id="loss")
+    async with Page(plot).run_test(size=(60, 12)) as pilot:
+        await pilot.pause()
+        plot.show((Curve([10, 20], [5.0, 4.0], "red", "validation"), Curve(range(1, 21), [7.0] * 20, "blue")))
+        plot.move(0)
+        plot.move(-100)
+        assert "at 1:  7  validation 5 (at 10)" in title(plot)
+        plot.cursor, plot.least_range = None, 0.5
+        plot.show((Curve([1, 2], [100.0, 101.0], "blue"),))
+        rows = widget_text(plot).splitlines()
+        assert rows[1].split("│")[0].strip() == "126" and rows[-2].split("│")[0].strip() == "75.2"
+        plot.bounds, plot.format_y = (0.0, 1.0), "{:.0%}".format
+        plot.show((Curve([1, 2], [0.5, 0.5], "blue"),))
+        rows = widget_text(plot).splitlines()
+        assert rows[1].startswith("   100%│") and rows[-2].startswith("     0%│")
+        plot.bounds, plot.least_range = None, 0.0
+        plot.show((Curve([1, 2], [0.771, 0.772], "blue"),))
+        assert widget_text(plot).count("77%") == 1, "equal labels"
+
+
 @pytest.mark.long
 @driven
 async def test_curves_are_chosen_smoothed_and_read(make: Made, tmp_path: Path):
@@ -57,6 +79,7 @@ async def test_curves_are_chosen_smoothed_and_read(make: Made, tmp_path: Path):
         await press_until(pilot, "shift+left", lambda: "at 200:" not in title(plot))
         await press_until(pilot, "m", lambda: len(plot.curves) == 3)
         raw, _, smooth = plot.curves
+        assert "loss, smoothed" in title(plot)
         assert raw.ys == rough.ys and max(smooth.ys) < max(raw.ys) and smooth.xs[-1] == 200
         await press_until(pilot, "m", lambda: len(plot.curves) == 2)
         await pilot.click("#loss", offset=(9, 3))

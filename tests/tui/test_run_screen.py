@@ -135,16 +135,17 @@ async def test_commands_are_files_and_stopping_is_asked_twice(make: Made, tmp_pa
     async with make(attach=run).run_test(size=(80, 24)) as pilot:
         await opened(pilot)
         await press_until(pilot, "space", (control / "PAUSE").exists)
-        await until(pilot, lambda: "pause asked" in screen_text(pilot.app))
+        await until(pilot, lambda: "pause asked" in screen_text(pilot.app) and "continue" in screen_text(pilot.app))
         await press_until(pilot, "p", lambda: not (control / "PAUSE").exists())
         await press_until(pilot, "s", (control / "SAVE").exists)
         await press_until(pilot, "x", lambda: "Stop llama?" in screen_text(pilot.app))
         await until(pilot, lambda: isinstance(pilot.app.focused, Button))
-        await press_until(pilot, "enter", lambda: "Stop llama?" not in screen_text(pilot.app))
+        await press_until(pilot, "escape", lambda: "Stop llama?" not in screen_text(pilot.app))
         assert not (control / "STOP").exists()
         await pilot.press("x")
         await until(pilot, lambda: "Stop llama?" in screen_text(pilot.app))
-        await pilot.press("y")
+        await until(pilot, lambda: isinstance(pilot.app.focused, Button))
+        await pilot.press("enter")  # it can be resumed: Enter agrees
         await until(pilot, (control / "STOP").exists)
 
 

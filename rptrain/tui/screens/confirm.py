@@ -1,4 +1,4 @@
-"""A confirmation dialog, in which the safe answer has the focus."""
+"""A confirmation dialog, in which the safe answer has the focus, unless the other one can be taken back."""
 
 from typing import ClassVar
 
@@ -18,8 +18,10 @@ class Confirm(Dialog[bool]):
         Binding("left,right", "app.focus_next", "other", show=False),
     ]
 
-    def __init__(self, question: str, yes: str, detail: str = "") -> None:
+    def __init__(self, question: str, yes: str, detail: str = "", *, harmless: bool = False) -> None:
+        """`harmless`: what is asked can be taken back, and Enter agrees to it."""
         super().__init__()
+        self._harmless = harmless
         self._question, self._yes, self._detail = one_line(question), yes, one_line(detail)
 
     def compose(self) -> ComposeResult:
@@ -29,10 +31,12 @@ class Confirm(Dialog[bool]):
                 yield Static(self._detail, classes="detail", markup=False)
             with Horizontal(classes="answers"):
                 yield Button("No (n)", id="no", compact=True)
-                yield Button(f"{self._yes} (y)", id="yes", variant="error", compact=True)
+                yield Button(
+                    f"{self._yes} (y)", id="yes", variant="primary" if self._harmless else "error", compact=True
+                )
 
     def on_mount(self) -> None:
-        self.query_one("#no").focus()
+        self.query_one("#yes" if self._harmless else "#no").focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.answer(event.button.id == "yes")

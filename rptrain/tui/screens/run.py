@@ -64,6 +64,7 @@ class RunScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space,p", "pause", "pause"),
+        Binding("space,p", "go_on", "continue"),
         Binding("s", "save", "save"),
         Binding("x", "stop", "stop"),
         Binding("e", "export", "export"),
@@ -107,6 +108,11 @@ class RunScreen(Screen[None]):
         ("o", "log, output of the trainer, samples"),
         ("j k g G", "up and down in it"),
         ("tab up down", "to devices and memory, and up and down in them"),
+        ("▀ █ ▄", "F: forward, FB: forward and backward, B: backward"),
+        ("F0-7", "a stage: forward of the layers 0 to 7"),
+        ("N M MR R", "plan: devices, micro-batches per step and round; replicas"),
+        ("bubble", "share of the time in which devices do not compute"),
+        ("of peak speed", "roofline time of a step over its measured time"),
     )
 
     def __init__(self, context: Context, path: Path, launched: Launched | None = None) -> None:
@@ -299,7 +305,10 @@ class RunScreen(Screen[None]):
                 asked.append(control.PAUSE)
             if asked:
                 return f"{' and '.join(asked).lower()} asked"
-            return "space continues" if self.state == "paused" else ""
+            if self.state == "paused":
+                saved = self._view.checkpoints[-1].step if self._view.checkpoints else 0
+                return "space continues" if saved == self._view.step else "not saved: s saves"
+            return ""
         return ""
 
     # ---- actions
@@ -307,11 +316,14 @@ class RunScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         ended = self._view is not None and self._view.ended
         if self._replay is not None:
+            if action in ("pause", "go_on"):
+                return (action == "go_on") == self._held
             return action not in ("save", "stop", "export", "resume", "begin")
         if action in ("save", "stop"):
             return self._view is not None and not ended
-        if action == "pause":
-            return self._view is not None and not ended
+        if action in ("pause", "go_on"):
+            paused = control.is_asked(self.path, control.PAUSE)
+            return self._view is not None and not ended and (action == "go_on") == paused
         if action == "resume":
             return ended and self.state != "finished" and self._beginning != "starts"
         if action == "begin":
@@ -322,12 +334,19 @@ class RunScreen(Screen[None]):
 
     def action_pause(self) -> None:
         if self._replay is not None:
-            self._held = not self._held
+            self._held = True
             self._show()
-        elif control.is_asked(self.path, control.PAUSE):
-            self._tell(control.withdraw, control.PAUSE, "resumed")
         else:
             self._tell(control.ask, control.PAUSE, "pausing after this step")
+        self.refresh_bindings()
+
+    def action_go_on(self) -> None:
+        if self._replay is not None:
+            self._held = False
+            self._show()
+        else:
+            self._tell(control.withdraw, control.PAUSE, "continuing")
+        self.refresh_bindings()
 
     def action_save(self) -> None:
         self._tell(control.ask, control.SAVE, "saving after this step")
@@ -336,7 +355,7 @@ class RunScreen(Screen[None]):
     @until_closed
     async def action_stop(self) -> None:
         detail = "The state is saved after this step, and the run can be resumed."
-        if await ask(self, Confirm(f"Stop {self.path.name}?", "Stop", detail)):
+        if await ask(self, Confirm(f"Stop {self.path.name}?", "Stop", detail, harmless=True)):
             self._tell(control.ask, control.STOP, "stopping after this step; the state is saved")
 
     def _tell(self, do: Callable[[Path, str], None], command: str, told: str) -> None:
@@ -418,7 +437,8 @@ class RunScreen(Screen[None]):
             self._show()
 
     def action_part(self) -> None:
-        self.query_one(LogPanel).turn()
+        if not self.query_one(LogPanel).turn():
+            self.notify("There is only this log: no output of the trainer, and no samples.")
 
     def action_search(self) -> None:
         self._leave_schedule()

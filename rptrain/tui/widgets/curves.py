@@ -18,6 +18,7 @@ from rptrain.tui.widgets.plot import POINTS, Curve, Plot
 from rptrain.utils.units import format_bytes, format_duration, format_loss, format_percent, format_short, format_speed
 
 PAUSE = 1.0  # seconds between two drawings of growing curves
+LEAST_RANGE = 0.1  # of curves over time: speed and memory vary a little without a reason
 HINT = "l next · m smooth · ← → values"
 
 
@@ -36,7 +37,7 @@ def _losses(view: RunView) -> Sequence[Curve]:
 
 def _over_time(column: str, style: str, view: RunView) -> Sequence[Curve]:
     times, ys = view.usage.curve(column, view.recent)
-    return (Curve([time - (view.began or 0.0) for time in times], ys, style),)
+    return (Curve([view.trained_at(time) for time in times], ys, style),)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Kind:
     title: str
     read: Callable[[RunView], Sequence[Curve]]
     format: Callable[[float], str] = format_short
-    timed: bool = False  # over time, not by step
+    timed: bool = False  # over the time of training, not by step
+    bounds: tuple[float, float] | None = None  # of the axis
 
 
 KINDS = (
@@ -55,7 +57,9 @@ KINDS = (
     Kind("learning-rate", "learning rate", partial(_by_step, "learning_rate", "$muted")),
     Kind("grad-norm", "gradient norm", partial(_by_step, "grad_norm", "$backward")),
     Kind("speed", "tokens/s", partial(_over_time, "tokens_per_second", "$success"), format_speed, timed=True),
-    Kind("busy", "device utilization", partial(_over_time, "busy", "$fused"), format_percent, timed=True),
+    Kind(
+        "busy", "device utilization", partial(_over_time, "busy", "$fused"), format_percent, timed=True, bounds=(0, 1)
+    ),
     Kind("vram", "memory of the fullest GPU", partial(_over_time, "vram", "$forward"), format_bytes, timed=True),
     Kind("host", "host memory", partial(_over_time, "host", "$primary"), format_bytes, timed=True),
     Kind("power", "power of all GPUs", partial(_over_time, "power", "$warning"), "{:,.0f} W".format, timed=True),
@@ -70,6 +74,7 @@ class Curves(Horizontal):
         self._view: RunView | None = None
         self._drawn: tuple[object, ...] = ()  # what the curves were drawn from
         self._when = 0.0
+        self._later = False  # whether a drawing is due
         self._smooth = False
         self.chosen: Kind | None = None  # None: all that fit
 
@@ -80,6 +85,7 @@ class Curves(Horizontal):
             plot.format_value = kind.format
             if kind.timed:
                 plot.format_x, plot.format_y = format_duration, kind.format
+                plot.bounds, plot.least_range = kind.bounds, LEAST_RANGE
             yield plot
         with VerticalScroll(id="memory"):
             yield MemoryPanel()
@@ -91,9 +97,21 @@ class Curves(Horizontal):
         timed = view.recent[-1].time // BUCKET if view.recent and self.chosen is not None and self.chosen.timed else 0
         source = (view, len(view.steps), len(view.scores), timed)
         grown = self._drawn[:1] == (view,) and len(view.steps) > 1
-        if source != self._drawn and not (grown and now - self._when < PAUSE):
+        if source == self._drawn:
+            return
+        if grown and now - self._when < PAUSE:
+            if not self._later:
+                self._later = True
+                self.set_timer(PAUSE, self._catch_up)
+        else:
             self._drawn, self._when, self._view = source, now, view
             self._draw(view)
+
+    def _catch_up(self) -> None:
+        """Draws what was too soon to draw, if nothing else did: a run may have ended."""
+        self._later = False
+        if self._view is not None:
+            self.show(self._view)
 
     def turn(self) -> None:
         """Shows the next plot that has points alone, and after the last one all that fit."""
@@ -112,6 +130,7 @@ class Curves(Horizontal):
             self._draw(self._view)
 
     def smooth(self) -> None:
+        """Smooths the curves, or no longer; their titles say so."""
         self._smooth = not self._smooth
         if self._view is not None:
             self._draw(self._view)
@@ -141,6 +160,7 @@ class Curves(Horizontal):
                     xs, ys = smoothed(main.xs, main.ys)
                     main = replace(main, xs=xs, ys=ys)
                 text = "" if value is None else kind.format(value)
+                self._plot(kind).note = "smoothed" if self._smooth else ""
                 self._plot(kind).show(tuple(map(_thin, (*others, main))), text)
 
     def _has_points(self, kind: Kind) -> bool:

@@ -85,11 +85,13 @@ class LogPanel(Vertical):
         event.stop()
         self.query_one(Tail).focus()
 
-    def turn(self) -> None:
-        """Shows the next part that has content."""
+    def turn(self) -> bool:
+        """Shows the next part that has content. Returns whether there is one."""
+        before = self.part
         place = PARTS.index(self.part)
         order = [*PARTS[place + 1 :], *PARTS[: place + 1]]
         self.turn_to(next((part for part in order if len(self._texts[part]) > 0), self.part))
+        return self.part != before
 
     def turn_to(self, part: str) -> None:
         if part != self.part:

@@ -50,6 +50,9 @@ class Plot(LineWidget):
         self.format_x: Callable[[float], str] = lambda x: f"{x:,.0f}"
         self.format_y: Callable[[float], str] = format_short  # on the axis
         self.format_value: Callable[[float], str] = format_short  # at the cursor
+        self.bounds: tuple[float, float] | None = None  # of the axis; None: those of the values
+        self.least_range = 0.0  # of the axis, as a share of the largest value: less would look like a trend
+        self.note = ""  # text behind the title, such as "smoothed"
         self.curves: tuple[Curve, ...] = ()
         self.value = self.hint = ""
         self.cursor: int | None = None  # its column
@@ -80,7 +83,11 @@ class Plot(LineWidget):
         named = [(f"  ━ {clipped(one_line(curve.name), room)}", curve.style) for curve in self.curves if curve.name]
         value = self.value if self.cursor is None else self._at(self.cursor)
         title = Content.assemble(
-            (self.title, "bold"), "  ", (value, "$accent"), *(named if self.cursor is None else ())
+            (self.title, "bold"),
+            (f", {self.note}" if self.note else "", "$muted"),
+            "  ",
+            (value, "$accent"),
+            *(named if self.cursor is None else ()),
         )
         gap = width - title.cell_length - len(self.hint)
         yield Content.assemble(title, " " * gap, (self.hint, "$muted")) if self.hint and gap > 1 else title
@@ -105,7 +112,8 @@ class Plot(LineWidget):
             yield Content.styled(" " * AXIS + f" {self.empty}", "$muted")
             return
         scaled = self._logarithmic and min(ys) > 0 and max(ys) / min(ys) > WIDE
-        low, high = _margins(*((log10(end) if scaled else end) for end in (min(ys), max(ys))))
+        ends = self.bounds or (min(ys), max(ys))
+        low, high = (log10(end) for end in ends) if scaled else _margins(*ends, self.least_range)
         left, right = min(xs), max(xs)
         canvas = Canvas(columns, rows)
         for style, places in points:
@@ -119,11 +127,13 @@ class Plot(LineWidget):
                     for x, y in places
                 ],
             )
+        before = ""
         for row in range(rows):
             at = row / (rows - 1) if rows > 1 else 0.0
             number = high - (high - low) * at
             named_row = row in (0, rows - 1) or (rows >= 9 and row == rows // 2)
             label = self.format_y(10**number if scaled else number).replace(" ", "") if named_row else ""
+            label, before = "" if label == before else label, label or before
             yield Content.assemble((f"{label:>{AXIS}}", "$muted"), ("│", "$faint"), canvas.row(row, self.cursor))
         first, last = self.format_x(left), self.format_x(right)
         gap = max(1, columns - len(first) - len(last))
@@ -137,10 +147,13 @@ class Plot(LineWidget):
         left, right = min(curve.xs[0] for curve in curves), max(curve.xs[-1] for curve in curves)
         x = left + (right - left) * column / max(self._columns - 1, 1)
         *others, main = curves
-        parts = [f"at {self.format_x(main.xs[_nearest(main.xs, x)])}:"]
+        here = self.format_x(main.xs[_nearest(main.xs, x)])
+        parts = [f"at {here}:"]
         for curve in (main, *others):
-            value = self.format_value(curve.ys[_nearest(curve.xs, x)])
-            parts.append(value if curve is main else f"{one_line(curve.name)} {value}")
+            nearest = _nearest(curve.xs, x)
+            value, place = self.format_value(curve.ys[nearest]), self.format_x(curve.xs[nearest])
+            elsewhere = "" if place == here else f" (at {place})"
+            parts.append(value if curve is main else f"{one_line(curve.name)} {value}{elsewhere}")
         return "  ".join(parts)
 
 
@@ -150,11 +163,12 @@ def _nearest(xs: Sequence[float], x: float) -> int:
     return min(places, key=lambda index: abs(xs[index] - x))
 
 
-def _margins(low: float, high: float) -> tuple[float, float]:
-    """The ends of an axis, which differ even if all values are equal."""
+def _margins(low: float, high: float, least: float) -> tuple[float, float]:
+    """The ends of an axis, which differ even if all values are equal, and by `least` of the largest value."""
     if low == high:
-        return low - (abs(low) / 2 or 1), high + (abs(high) / 2 or 1)
-    return low, high
+        low, high = low - (abs(low) / 2 or 1), high + (abs(high) / 2 or 1)
+    missing = max(least * max(abs(low), abs(high)) - (high - low), 0.0)
+    return low - missing / 2, high + missing / 2
 
 
 class Canvas:

@@ -23,7 +23,15 @@ from rptrain.utils.units import (
 STATE = 12  # characters of the longest state and the gap, so that the bar does not move
 LEAST = 8  # width of the bar
 SHORTEST = 12  # maximum width of a name
-WIDTHS = {"loss": 6, "tokens/s": 6, "of peak speed": 4, "bubble": 4, "learning rate": 7, "gradient norm": 5}
+WIDTHS = {
+    "loss": 6,
+    "tokens/s": 6,
+    "of peak speed": 4,
+    "bubble": 4,
+    "planned bubble": 4,
+    "learning rate": 7,
+    "gradient norm": 5,
+}
 
 STATES = {  # a character that is understood without color, and the color
     "new": ("…", "$muted"),
@@ -69,6 +77,8 @@ class RunHead(LineWidget):
         if state == "replay" or view.ended:
             took = view.seconds(view.last_event or 0.0)
             when = "" if took is None else f"took {format_duration(took)}"
+        elif state == "paused":
+            when = ""
         else:
             when = f"{format_duration(view.eta)} left"
         right = Content.assemble(f" {steps}  ", (f"{when:>12}", "$muted"))
@@ -98,7 +108,8 @@ def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
     yield "loss", format_loss(view.loss)
     yield "tokens/s", format_speed(view.tokens_per_second)
     yield "of peak speed", format_percent(view.share_of_floor)
-    yield "bubble", format_percent(view.bubble if view.bubble is not None else view.planned_bubble)
+    measured = view.bubble is not None
+    yield "bubble" if measured else "planned bubble", format_percent(view.bubble if measured else view.planned_bubble)
     yield "learning rate", DASH if latest is None else format_short(latest.learning_rate)
     norm = None if latest is None else latest.grad_norm
     yield "gradient norm", DASH if norm is None else format_short(norm)
