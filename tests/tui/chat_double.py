@@ -40,6 +40,9 @@ def answer(said: str, turns: int, base: bool, system: str) -> bool:
     if "refuse" in (said, system):
         report("refused", text="too \x1b[1mlong", turns=turns)
         return False
+    if base and said == "no base":
+        report("no base", text="the base model is not here")
+        base = False
     for word in said.upper().split():
         report("piece", text=f"{word} ", base=False)
     if said == "wait":

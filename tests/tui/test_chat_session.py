@@ -54,6 +54,26 @@ async def test_turns_another_try_and_the_base_model() -> None:
 
 
 @driven
+async def test_a_base_model_that_cannot_be_loaded_leaves_the_answer_and_is_switched_off() -> None:
+    session = await begun()
+    session.settings.base = True
+    await answered(session, "no base")
+    assert [(turn.answer, turn.base_answer) for turn in session.turns] == [("NO BASE ", "")]
+    assert session.problem == "the base model is not here" and not session.settings.base
+    await session.close()
+
+
+@driven
+async def test_a_process_that_is_killed() -> None:
+    session = await begun()
+    assert session._process is not None
+    session._process.kill()
+    await wait_for(lambda: session.state == "ended")
+    assert session.problem == "the process that holds the model was killed (SIGKILL), perhaps because memory ran out"
+    await session.close()
+
+
+@driven
 async def test_an_answer_is_stopped() -> None:
     session = await begun()
     session.ask("wait")

@@ -25,6 +25,7 @@ from rptrain.runs.listing import training_beside
 from rptrain.utils.errors import UserError, describe
 
 ANSWERED = ("load", "ask", "retry")  # requests after which the process says that it waits; the others take no time
+FAILURES = (UserError, OSError, torch.OutOfMemoryError)
 MEASURE = 1.0  # seconds between two reports of the speed of an answer
 
 
@@ -44,7 +45,7 @@ class Child:
             self._stop.clear()
             try:
                 self._handle(**request)
-            except (UserError, OSError, torch.OutOfMemoryError) as error:
+            except FAILURES as error:
                 turns = len(self._loaded.chat.turns) if self._loaded is not None else 0
                 self._report("refused", text=describe(error), turns=turns)
             if request["do"] in ANSWERED:
@@ -67,10 +68,9 @@ class Child:
         chat = self._loaded.chat
         if do in ("ask", "retry"):
             chat.system, chat.settings = given["system"], AnswerSettings(**given["settings"])
-            if given["base"]:
-                self._loaded.load_base()
+            with_base = given["base"] and self._load_base()
             self._answer(chat.ask(given["said"]) if do == "ask" else chat.retry(), base=False)
-            if given["base"] and not self._stop.is_set():
+            if with_base and not self._stop.is_set():
                 self._answer(chat.ask_base(), base=True)
         elif do == "take_back":
             chat.take_back()
@@ -100,6 +100,16 @@ class Child:
             wanted=wanted,
             training=training,
         )
+
+    def _load_base(self) -> bool:
+        """Whether the base model can answer; the tuned one answers alone otherwise."""
+        assert self._loaded is not None
+        try:
+            self._loaded.load_base()
+        except FAILURES as error:
+            self._report("no base", text=describe(error))
+            return False
+        return True
 
     def _answer(self, pieces: Iterator[str], *, base: bool) -> None:
         assert self._loaded is not None

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -205,7 +206,7 @@ class ChatSession:
             if self._process is process:
                 errors.seek(max(0, errors.seek(0, os.SEEK_END) - SAID))
                 said = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-                self._end(": ".join([f"the process that holds the model ended with status {code}", *said]))
+                self._end(": ".join([f"the process that holds the model {_ending(code)}", *said]))
 
     def _take(self, kind: str, **values: Any) -> None:
         turn = self.turns[-1] if self.turns else ShownTurn("")
@@ -221,6 +222,8 @@ class ChatSession:
             turn.stopped = True
         elif kind == "measured":
             self.measured = values["speed"] if not values["base"] else self.measured
+        elif kind == "no base":
+            self.settings.base, self.problem = False, as_message(values["text"])
         elif kind == "refused":
             self.problem = as_message(values["text"])
             if self.loaded is not None:
@@ -243,3 +246,10 @@ class ChatSession:
             self._take_back_unanswered(len(self.turns) - 1)
         self.state, self.problem = "ended", as_message(why)
         self.changed()
+
+
+def _ending(code: int) -> str:
+    """How a process ended; `code` as `subprocess.Popen.returncode`."""
+    if code == -signal.SIGKILL:
+        return "was killed (SIGKILL), perhaps because memory ran out"
+    return f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
