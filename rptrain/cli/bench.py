@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rptrain.cli.complete import config_keys, nothing
+from rptrain.cli.complete import config_keys, no_completions
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, Force, keep_allocator_tidy
 from rptrain.runs.signals import PROCESS
@@ -30,7 +30,8 @@ def bench(
     floor: Annotated[bool, typer.Option("--floor", help="Also time the arithmetic alone, and compare.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of progress.")] = False,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the steps for chrome://tracing.", autocompletion=nothing)
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the steps for chrome://tracing.", autocompletion=no_completions),
     ] = None,
     force: Force = False,
 ) -> None:

@@ -52,6 +52,6 @@ def _choices(annotation: Any) -> Iterator[str]:
             yield from _choices(one)
 
 
-def nothing() -> list[str]:
+def no_completions() -> list[str]:
     """For paths: the shell completes them itself."""
     return []

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rptrain.checkpoint.export_progress import is_export, loading_code, record
-from rptrain.cli.complete import RUNS, nothing, run_names
+from rptrain.cli.complete import RUNS, no_completions, run_names
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import JsonArray, PlacementOption
 from rptrain.runs.signals import PROCESS
@@ -21,7 +21,7 @@ from rptrain.utils.text import is_terminal, printable
 def export(
     source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", autocompletion=run_names)],
     to: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder to write to; created if missing.", autocompletion=nothing)
+        Path, typer.Option(metavar="DIR", help="Folder to write to; created if missing.", autocompletion=no_completions)
     ],
     dtype: Annotated[str | None, typer.Option(help="Data type of the weights; by default the run's.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the adapters into the model's weights.")] = False,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rptrain.cli.complete import config_files, nothing
+from rptrain.cli.complete import config_files, no_completions
 
 ConfigFile = Annotated[Path, typer.Option(help="The run's TOML file.", autocompletion=config_files)]
 Force = Annotated[
@@ -19,7 +19,7 @@ PlacementOption = Annotated[
 ]
 RunsFolder = Annotated[
     Path,
-    typer.Option("--runs", metavar="DIR", file_okay=False, help="The folder of runs.", autocompletion=nothing),
+    typer.Option("--runs", metavar="DIR", file_okay=False, help="The folder of runs.", autocompletion=no_completions),
 ]
 
 

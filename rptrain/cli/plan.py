@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rptrain.cli.complete import config_keys, nothing
+from rptrain.cli.complete import config_keys, no_completions
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, Force
-from rptrain.utils.collecting import uncollected
+from rptrain.utils.collecting import gc_disabled
 
 if TYPE_CHECKING:
     from rptrain.planner.report import PlanReport
@@ -25,10 +25,11 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw a simulated step.", autocompletion=nothing)
+        Path | None, typer.Option(metavar="FILE", help="Draw a simulated step.", autocompletion=no_completions)
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the step for chrome://tracing.", autocompletion=nothing)
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the step for chrome://tracing.", autocompletion=no_completions),
     ] = None,
     force: Force = False,
     gpus: Annotated[int | None, typer.Option(help="Plan for N hypothetical GPUs.")] = None,
@@ -55,7 +56,7 @@ def plan(
         typer.Option(
             metavar="RUN",
             help="Use the measured times of a run, e.g. runs/NAME, in place of estimates.",
-            autocompletion=nothing,
+            autocompletion=no_completions,
         ),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Compare with other pipeline schedules.")] = False,
@@ -73,7 +74,7 @@ def plan(
     the run does not fit or cannot start, or if the times of --timings do not apply.
     """
     with exit_codes():
-        with uncollected():
+        with gc_disabled():
             from rptrain.planner.network import Nodes
             from rptrain.runs.outputs import Output, check
             from rptrain.runs.run_dir import resolve_config

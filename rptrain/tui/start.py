@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from rptrain.utils.collecting import seldom_collected, uncollected
+from rptrain.utils.collecting import gc_disabled, gc_rarely
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import is_terminal
 
@@ -22,7 +22,7 @@ def open_interface(attach: Path | None = None, config: Path | None = None) -> No
         raise UserError(
             f"the interface needs a terminal that moves its cursor; TERM does not name one. {_instead(attach)}"
         )
-    with uncollected():
+    with gc_disabled():
         from rptrain.tui.app import make_app
 
         if config is not None:
@@ -32,7 +32,7 @@ def open_interface(attach: Path | None = None, config: Path | None = None) -> No
         else:
             attach = attach if attach.name else attach.resolve()
             app = make_app(attach=attach, runs_folder=attach.parent)
-    with seldom_collected():
+    with gc_rarely():
         app.run()
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Do not search for cycles as long as the context lasts. Imports and searches make many objects that live on, and
     cycles are rare: the collector would visit all of them again and again.
     """
@@ -20,15 +20,17 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
-def seldom_collected() -> Iterator[None]:
+def gc_rarely() -> Iterator[None]:
     """Search for cycles among new objects only, as long as the context lasts: a search among all of them takes up to
-    0.1 s. A program that makes many cycles calls `gc.collect` when it has time.
+    0.1 s. A program that makes many cycles calls `gc.collect` when it has time. If objects
+    were frozen before, all stay frozen.
     """
-    before = gc.get_threshold()
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
     gc.freeze()
     gc.set_threshold(20_000, 50, 1_000_000)
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not frozen:  # else those that another context froze would be searched, too
+            gc.unfreeze()
