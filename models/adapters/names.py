@@ -43,6 +43,11 @@ def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
         if refused := next(filter(matches, others), None):
             raise UserError(f"lora.target_modules: {entry!r} matches {refused}, {_why_not(refused, able)}")
         matched = set(filter(matches, able))
+        if not matched and spec.tied and _ending(entry)("lm_head"):
+            raise UserError(
+                "lora.target_modules: lm_head is tied to the embedding in this model, and neither can have an adapter: "
+                'remove it, or train both in full with lora.modules_to_save = ["embed_tokens"]'
+            )
         if not matched and isinstance(wanted, str) and any(map(_ending(entry), able)):
             raise UserError(
                 f"lora.target_modules: {entry} is a pattern that must match whole module names; "

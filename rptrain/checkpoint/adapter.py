@@ -168,7 +168,11 @@ def check(files: AdapterFiles, spec: ModelSpec) -> None:
     stored = files.tensors
     missing = [f"{name} is missing" for name in wanted if name not in stored]
     missing += [f"{name} is missing; modules_to_save in {CONFIG} names it" for name in _lost(files, spec, wanted)]
-    extra = [f"{name} is not part of it" for name in stored if name not in wanted]
+    tied = "; the head is tied to the embedding in this model, and neither can have an adapter" if spec.tied else ""
+    at_ends = tuple(f"{PREFIX}{module}.lora_" for module in ("lm_head", "model.embed_tokens"))
+    extra = [
+        f"{name} is not part of it{tied if name.startswith(at_ends) else ''}" for name in stored if name not in wanted
+    ]
     other = [
         f"{name} has no elements"
         if not prod(stored[name].shape)

@@ -123,7 +123,7 @@ def read(
     found = rows_of(path) if rows is None else rows_of(path, BEGINNING)
     begin = list(islice(found, 1))
     if not begin:
-        raise UserError(f"{path}: the file has no rows")
+        raise UserError(f"{path}: the file has no rows; remove it, or leave it out of data.train and data.val")
     if format == "auto":
         while (detected := _format_of(path, begin[-1][1])) is None:
             more = list(islice(found, 1))

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint import adapter
-from rptrain.checkpoint.adapter import Adapter
+from rptrain.checkpoint.adapter import Adapter, check, read
 from rptrain.checkpoint.atomic_dir import written_aside
 from rptrain.checkpoint.export import export_store
 from rptrain.checkpoint.verify import verify_adapter
@@ -161,6 +161,19 @@ def spoiled(tensors):
 
 
 AT = "base_model.model.model.layers"
+
+
+@pytest.mark.parametrize("base", ["llama-tied"], indirect=True)
+@pytest.mark.parametrize("name", ["lm_head.lora_A.weight", "model.embed_tokens.lora_embedding_A"])
+def test_an_adapter_of_a_tied_embedding_is_refused(base, name, tmp_path) -> None:
+    _, directory = base
+    settings = LoRA(r=2)
+    model = trained(directory, settings)
+    written(model, settings, directory, tmp_path / "a")
+    file = tmp_path / "a/adapter_model.safetensors"
+    save_file(load_file(file) | {f"base_model.model.{name}": torch.ones(2, 2)}, file)
+    with pytest.raises(UserError, match=f"{name} is not part of it; the head is tied to the embedding in this model"):
+        check(read(tmp_path / "a"), model.spec)
 
 
 @llama

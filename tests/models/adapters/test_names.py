@@ -82,6 +82,9 @@ def test_the_head_of_a_tied_model_is_named_by_the_embedding(fresh) -> None:
     spec = fresh("LlamaForCausalLM", tie_word_embeddings=True).spec
     with pytest.raises(UserError, match="lm_head is tied to the embedding in this model: write embed_tokens"):
         with_lora(spec, LoRA(modules_to_save=("lm_head",)))
+    for targets in ("lm_head", ("q_proj", "lm_head")):
+        with pytest.raises(UserError, match=r"target_modules: lm_head is tied to the embedding .* neither can have an"):
+            with_lora(spec, LoRA(target_modules=targets))
     assert [u.name for u in with_lora(spec, LoRA(modules_to_save=("embed_tokens",))).units if u.trainable] == [
         "embed",
         "layers.0.lora",
