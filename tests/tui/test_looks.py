@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.color import Color
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from rptrain.checkpoint.atomic_dir import written_aside
 from rptrain.checkpoint.export_progress import KIND
@@ -194,6 +195,36 @@ async def test_without_color(make: Made, helper: Scripted, monkeypatch: pytest.M
         check_contrast(app, screen)
         for segment, fore, back in colored(app):
             assert len(set(fore)) == 1 and len(set(back)) == 1, segment
+
+
+@pytest.mark.parametrize("look", ["light", "no color"])
+@pytest.mark.parametrize("screen", ["new", "run", "runs", "chat", "export"])
+@driven
+async def test_styles(
+    make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch, snapshot: Any, screen: str, look: str
+):
+    """The styles on a screen, each with the first text that has it."""
+    if look == "no color":
+        monkeypatch.setenv("NO_COLOR", "1")
+    app = app_for(make, helper, screen)
+    app.theme = "light" if look == "light" else "dark"
+    async with app.run_test(size=SIZES[1]) as pilot:
+        await show(pilot, helper, screen)
+        for entry in app.screen.query(Input):
+            entry.cursor_blink = False
+        await settled(pilot)
+        assert snapshot(name=f"{screen} {look}") == "\n".join(styles(app))
+
+
+def styles(app: RptrainApp) -> list[str]:
+    """Each style on the screen, sorted, with the first text that has it."""
+    found: dict[str, str] = {}
+    for segment, fore, back in colored(app):
+        assert segment.style is not None
+        attributes = [name for name in ("bold", "dim", "italic", "underline") if getattr(segment.style, name)]
+        style = " ".join([f"#{bytes(fore).hex()} on #{bytes(back).hex()}", *attributes])
+        found.setdefault(style, segment.text.strip()[:20])
+    return [f"{style}: {text}" for style, text in sorted(found.items())]
 
 
 def check_contrast(app: RptrainApp, screen: str) -> None:
