@@ -35,7 +35,7 @@ def bench(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Measure how fast a config trains on this machine, and where the time goes.
+    """Measure how fast a config trains, and where the time goes.
 
     Trains for some steps with random weights and tokens. Reads no weights and no data, and saves nothing.
     """

@@ -13,16 +13,23 @@ from rptrain.utils.errors import UserError
 
 
 def chat(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT|DIR", autocompletion=run_names)],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|CHECKPOINT|DIR",
+            help="A run, a checkpoint, or the folder of a model.",
+            autocompletion=run_names,
+        ),
+    ],
     system: Annotated[str, typer.Option(help="The system prompt.")] = "",
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Draw from the most likely tokens that add up to this.")] = 0.95,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = MAX_NEW_TOKENS,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = MAX_NEW_TOKENS,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     placement: PlacementOption = "auto",
     base: Annotated[bool, typer.Option("--base", help="Show the base model's answers beside the tuned ones.")] = False,
 ) -> None:
-    """Talk to a trained model: a run, a checkpoint or a model directory.
+    """Talk to a trained model in this terminal.
 
     Without a terminal, each line of the input is a message.
     """

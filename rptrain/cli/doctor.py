@@ -11,9 +11,9 @@ def doctor(
     folder: RunsFolder = RUNS,
     as_json: JsonArray = False,
 ) -> None:
-    """Check this machine: GPUs, their links and rates, memory, compiler and disk.
+    """Check the GPUs, the memory, the compiler and the disk.
 
-    The rates of products are kept, and later plans use them.
+    Measures how fast the GPUs multiply matrices and transfer data. Later plans use these rates.
     """
     with exit_codes():
         from rptrain.doctor.checks import lines

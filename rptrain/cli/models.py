@@ -19,7 +19,14 @@ from rptrain.utils.text import is_terminal, printable
 
 
 def export(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", autocompletion=run_names)],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|CHECKPOINT",
+            help="A run, whose last checkpoint is taken, or a checkpoint.",
+            autocompletion=run_names,
+        ),
+    ],
     to: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder to write to; created if missing.", autocompletion=no_completions)
     ],
@@ -30,7 +37,7 @@ def export(
         bool, typer.Option("--json", help="Print the progress and the result as JSON, one record per line.")
     ] = False,
 ) -> None:
-    """Export a Hugging Face model or a PEFT adapter from a run's last checkpoint, or from a checkpoint.
+    """Export a Hugging Face model or a PEFT adapter of a run.
 
     On a terminal it asks before it replaces an earlier export, and shows the bytes written. The last lines are the code
     that loads the export; only its path is on standard output.
@@ -57,9 +64,11 @@ def export(
 
 
 def generate(
-    source: Annotated[Path, typer.Argument(metavar="RUN|DIR", autocompletion=run_names)],
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN|DIR", help="A run, or the folder of a model.", autocompletion=run_names)
+    ],
     prompt: Annotated[list[str], typer.Option(help="The prompt; may be given several times.")],
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 128,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the raw prompt, without the chat template.")] = False,

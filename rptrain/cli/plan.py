@@ -65,13 +65,14 @@ def plan(
         typer.Option(metavar="N", min=0, max=1_000_000, help="Read the data; show N samples and what is trained on."),
     ] = 0,
 ) -> None:
-    """Show the plan of a config, the memory it needs, and what to change if it does not fit.
+    """Show the plan of a config and the memory it needs.
 
-    Reads no weights, and only the first rows of the data without --show-data. Checks what training checks before it
-    starts. With --gpus, --card, --vram, --pcie, --host or a peak (--tflops, …) it plans for a hypothetical machine,
-    without these checks. With --nodes and --network it plans for several machines and says whether the network slows
-    them down. With --timings, --card is by default the GPU model on which the run was measured. Exits with status 2 if
-    the run does not fit or cannot start, or if the times of --timings do not apply.
+    Says what to change if the config does not fit. Reads no weights, and only the first rows of the data without
+    --show-data. Checks what training checks before it starts. With --gpus, --card, --vram, --pcie, --host or a peak
+    (--tflops, …) it plans for a hypothetical machine, without these checks. With --nodes and --network it plans for
+    several machines and says whether the network slows them down. With --timings, --card is by default the GPU model on
+    which the run was measured. Exits with status 2 if the run does not fit or cannot start, or if the times of
+    --timings do not apply.
     """
     with exit_codes():
         with gc_disabled():

@@ -22,7 +22,10 @@ def runs(
     folder: RunsFolder = RUNS,
     as_json: JsonArray = False,
 ) -> None:
-    """List past and present runs, or compare some: their results, and the settings that differ."""
+    """List past and present runs, or compare some.
+
+    A comparison shows their results, and the settings that differ.
+    """
     with exit_codes():
         from rptrain.runs.listing import show, summaries, summarize
         from rptrain.runs.named import named_run
