@@ -1,7 +1,7 @@
 """Runs side by side: curves of a metric, their results, and the settings that differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -78,7 +78,7 @@ def results(views: Sequence[RunView]) -> list[Row]:
         Row("steps", tuple(f"{view.step:,}" for view in views)),
         Row("training time", tuple(_time(view) for view in views)),
         Row(f"mean of last {LAST} losses", tuple(format_loss(_final_loss(view)) for view in views)),
-        _ranked("lowest validation loss", [_lowest(view) for view in views], format_loss, min),
+        _lowest_losses(views),
     ]
     names = dict.fromkeys(score.name for view in views for score in view.scores if score.name != VALIDATION_LOSS)
     rows += [_ranked(name, [_newest(view, name) for view in views], format_score, max) for name in names]
@@ -182,8 +182,17 @@ def _final_loss(view: RunView) -> float | None:
     return fmean(losses) if losses else None
 
 
-def _lowest(view: RunView) -> float | None:
-    return min(_scores(view, VALIDATION_LOSS), default=None)
+def _lowest_losses(views: Sequence[RunView]) -> Row:
+    """With their steps: of runs of different lengths, the best is often the longest."""
+    lowest = [min(_losses(view), default=(None, 0)) for view in views]
+    row = _ranked("lowest validation loss", [loss for loss, _ in lowest], format_loss, min)
+    steps = ("" if loss is None else f" at {step:,}" for loss, step in lowest)
+    return replace(row, values=tuple(value + step for value, step in zip(row.values, steps, strict=True)))
+
+
+def _losses(view: RunView) -> Iterator[tuple[float, int]]:
+    """The validation losses, with their steps."""
+    return ((one.score, one.step) for one in view.scores if one.name == VALIDATION_LOSS and one.score is not None)
 
 
 def _newest(view: RunView, name: str) -> float | None:

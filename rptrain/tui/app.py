@@ -83,6 +83,8 @@ class RptrainApp(App[None]):
 
     async def on_open_run(self, message: OpenRun) -> None:
         await self.action_go("runs")
+        if isinstance(runs := self.screen, Runs) and runs.is_mounted:
+            runs.choose(message.path)
         self.push_screen(RunScreen(self._shared, message.path, message.launched))
 
     def on_open_chat(self, message: OpenChat) -> None:

@@ -72,7 +72,7 @@ def test_results_name_the_best(tmp_path):
         tmp_path / "c", report(1, 100, 70.0, 1.0), score(1, 0.7, "exact match"), score(3, 0.4, "exact match")
     )
     rows = {row.name: row for row in results([first, second, third])}
-    assert rows["lowest validation loss"] == Row("lowest validation loss", ("2.0000", "1.5000", "–"), best=1)
+    assert rows["lowest validation loss"] == Row("lowest validation loss", ("2.0000 at 1", "1.5000 at 1", "–"), best=1)
     assert rows["exact match"] == Row("exact match", ("50.0%", "90.0%", "40.0%"), best=1)
     assert rows["tokens/s"] == Row("tokens/s", ("50", "50", "70"), best=2)
     assert rows["mean of last 20 losses"].values == ("3.0000", "–", "1.0000")

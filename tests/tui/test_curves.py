@@ -58,6 +58,17 @@ async def test_values_at_other_places_and_axes_that_hardly_vary():
         assert widget_text(plot).count("77%") == 1, "equal labels"
 
 
+@driven
+async def test_a_spike_does_not_set_the_axis():
+    plot = Plot("tokens/s", id="loss")
+    async with Page(plot).run_test(size=(60, 12)) as pilot:
+        await pilot.pause()
+        plot.spikes = 3.0
+        plot.show((Curve([1, 2, 3, 4], [100.0, 1e6, 120.0, 110.0], "blue"),))
+        rows = widget_text(plot).splitlines()
+        assert rows[1].split("│")[0].strip() == "120" and rows[1].split("│")[1].strip(), "it is drawn at the end"
+
+
 @pytest.mark.long
 @driven
 async def test_curves_are_chosen_smoothed_and_read(make: Made, tmp_path: Path):

@@ -7,6 +7,7 @@ import pytest
 from textual.containers import ScrollableContainer
 from textual.widgets import Input, OptionList
 
+from rptrain.tui.messages import OpenRun
 from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.screens.runs import Runs
@@ -14,6 +15,7 @@ from rptrain.tui.services import launch
 from rptrain.tui.services.summaries import RunFolder
 from rptrain.tui.widgets.plot import Plot
 from rptrain.tui.widgets.run_list import Heading, RunList
+from rptrain.tui.widgets.run_rows import Layout
 
 from .conftest import Made, driven, press_until, screen_text, settled, until
 from .recorded import BEGAN, make_run
@@ -131,6 +133,27 @@ async def test_only_rows_that_changed_are_made_again(make: Made, runs: Path, mon
 
 
 @driven
+async def test_the_cursor_stands_on_a_run_that_was_just_opened(make: Made, runs: Path):
+    async with make().run_test(size=(100, 30)) as pilot:
+        await listed(pilot)
+        shown = pilot.app.screen.query_one(RunList)
+        assert shown.chosen is not None
+        began = make_run(runs, "late", steps=3, began=BEGAN + 10**6)
+        assert shown.chosen.path.name == "now"
+        pilot.app.post_message(OpenRun(began))
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
+        await until(pilot, lambda: shown.chosen is not None and shown.chosen.path.name == "late")
+
+
+def test_names_have_room_before_the_last_columns():
+    for width, longest, name in ((60, 40, 24), (80, 12, 22), (80, 30, 33), (120, 30, 32), (200, 70, 62)):
+        layout = Layout.of(width, longest)
+        assert layout.name >= min(longest + 1, name), (width, layout)
+        assert {"state", "steps", "loss"} <= dict(layout.columns).keys()
+
+
+@driven
 async def test_enter_opens_and_escape_comes_back(make: Made, runs: Path):
     async with make().run_test(size=(80, 24)) as pilot:
         await listed(pilot)
@@ -202,6 +225,8 @@ async def test_a_narrow_screen_has_the_curves_or_the_table(make: Made, runs: Pat
             pilot, "end", lambda: "train.max_steps" in screen_text(app) or "no settings" in screen_text(app)
         )
         await press_until(pilot, "t", lambda: "loss by steps" in screen_text(app))
+        await press_until(pilot, "t", lambda: "loss by steps" not in screen_text(app))
+        await press_until(pilot, "m", lambda: "validation loss by steps" in screen_text(app))  # not behind the table
 
 
 @driven

@@ -1,6 +1,7 @@
 """The Runs screen: past and current runs, and actions on them."""
 
 import asyncio
+from pathlib import Path
 from typing import ClassVar
 
 from textual import on, work
@@ -54,8 +55,8 @@ class Runs(Screen[None]):
         Binding("e", "export", "export"),
         Binding("c", "chat", "chat"),
         Binding("slash", "filter", "filter", key_display="/"),
-        Binding("s", "sort", "sort"),
-        Binding("n", "begin", "new from it"),
+        Binding("s", "sort", "sort", show=False),
+        Binding("n", "begin", "new"),
         Binding("d,delete", "delete", "delete"),
         Binding("S", "reverse", "reverse the order", show=False),
         Binding("escape", "unfilter", "show all", show=False),
@@ -106,6 +107,10 @@ class Runs(Screen[None]):
 
     def on_screen_suspend(self) -> None:
         self._in_sight.clear()
+
+    def choose(self, path: Path) -> None:
+        """Highlights a run, one that was just started too."""
+        self.query_one(RunList).choose(path)
 
     # ---- the list
 

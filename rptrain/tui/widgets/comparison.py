@@ -1,6 +1,7 @@
 """Marked runs side by side: curves of a metric, and a table of results and differing settings."""
 
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
@@ -14,6 +15,7 @@ from rptrain.tui.widgets.plot import Curve, Plot
 from rptrain.utils.text import clipped, one_line
 from rptrain.utils.units import format_count, format_duration
 
+SPIKES = 3.0  # of speeds: a step that was measured too short would set the axis
 GAP = 2  # characters between two columns
 LONGEST = 36  # maximum width of a value or a name
 FORMS = {"steps": lambda x: f"{x:,.0f}", "tokens": format_count, "time": format_duration}
@@ -36,10 +38,13 @@ class Comparison(Horizontal):
             yield Static("")
 
     def turn_metric(self) -> None:
+        """Shows the curves of the next metric."""
         metrics = tuple(METRICS)
+        self.remove_class("-table")
         self.metric = metrics[(metrics.index(self.metric) + 1) % len(metrics)]
 
     def turn_axis(self) -> None:
+        self.remove_class("-table")
         self.axis: Axis = AXES[(AXES.index(self.axis) + 1) % len(AXES)]
 
     def turn_table(self) -> None:
@@ -48,6 +53,7 @@ class Comparison(Horizontal):
 
     def show(self, compared: Compared, colors: Sequence[str]) -> None:
         plot = self.query_one(Plot)
+        plot.spikes = SPIKES if self.metric == "tokens/s" else inf
         plot.title, plot.format_x = f"{self.metric} by {self.axis}", FORMS[self.axis]
         names = [one_line(path.name) for path in compared.runs]
         plot.show(

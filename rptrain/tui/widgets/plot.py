@@ -3,7 +3,8 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import log10
+from math import inf, log10
+from statistics import median
 
 from textual.content import Content
 from textual.events import Click
@@ -52,6 +53,7 @@ class Plot(LineWidget):
         self.format_value: Callable[[float], str] = format_short  # at the cursor
         self.bounds: tuple[float, float] | None = None  # of the axis; None: those of the values
         self.least_range = 0.0  # of the axis, as a share of the largest value: less would look like a trend
+        self.spikes = inf  # values above this multiple of the median are drawn at the upper end of the axis
         self.note = ""  # text behind the title, such as "smoothed"
         self.curves: tuple[Curve, ...] = ()
         self.value = self.hint = ""
@@ -112,7 +114,7 @@ class Plot(LineWidget):
             yield Content.styled(" " * AXIS + f" {self.empty}", "$muted")
             return
         scaled = self._logarithmic and min(ys) > 0 and max(ys) / min(ys) > WIDE
-        ends = self.bounds or (min(ys), max(ys))
+        ends = self.bounds or (min(ys), self._highest(ys))
         low, high = (log10(end) for end in ends) if scaled else _margins(*ends, self.least_range)
         left, right = min(xs), max(xs)
         canvas = Canvas(columns, rows)
@@ -122,7 +124,7 @@ class Plot(LineWidget):
                 [
                     (
                         (x - left) / (right - left or 1),
-                        1 - ((log10(y) if scaled else y) - low) / (high - low),
+                        max(1 - ((log10(y) if scaled else y) - low) / (high - low), 0.0),
                     )
                     for x, y in places
                 ],
@@ -138,6 +140,11 @@ class Plot(LineWidget):
         first, last = self.format_x(left), self.format_x(right)
         gap = max(1, columns - len(first) - len(last))
         yield Content.styled(f"{'':{AXIS + 1}}{first}{'' if left == right else ' ' * gap + last}", "$muted")
+
+    def _highest(self, ys: Sequence[float]) -> float:
+        """The upper end of the axis: the highest value that is not a spike."""
+        limit = self.spikes * median(ys) if self.spikes < inf and median(ys) > 0 else inf
+        return max(y for y in ys if y <= limit)
 
     def _at(self, column: int) -> str:
         """The place of a column on the axis, and the value of each curve, the last one first, at its nearest point."""

@@ -55,8 +55,14 @@ class RunList(OptionList, inherit_bindings=False):
         self.marked: list[Path] = []
         self.order = Order()
         self.words = ""  # the filter
+        self._wanted: str | None = None  # the name of the run to highlight
 
     # ---- contents
+
+    def choose(self, path: Path) -> None:
+        """Highlights a run as soon as it is in the list."""
+        self._wanted = path.name
+        self._draw()
 
     def show(self, runs: Sequence[Summary]) -> None:
         """Shows these runs, and keeps the highlighted one."""
@@ -125,6 +131,9 @@ class RunList(OptionList, inherit_bindings=False):
                 if row != old:
                     self.replace_option_prompt_at_index(index, layout.row(row[0], row[1]))
         self._drawn = rows
+        names = [run.path.name for run in self._shown]
+        if self._wanted in names:
+            self.highlighted, self._wanted = names.index(self._wanted), None
         self._heading.show(layout, self.order)
 
     def _write(self, rows: Sequence[tuple[Summary, str, str]], chosen: Summary | None) -> None:

@@ -24,6 +24,8 @@ COLUMNS = {  # widths; the first ones stay on narrow screens
 }
 MARK = 2
 NAME = 16  # minimum width
+WISHED = 32  # width of longer names, before there are columns behind FIRST
+FIRST = ("state", "steps", "loss")
 LONGEST = 62  # maximum width: a name of 60 characters
 ARROWS = ("▲", "▼")  # the lowest first, the highest first
 
@@ -80,9 +82,10 @@ class Layout:
     def of(cls, width: int, longest: int) -> "Layout":
         """For a list of `width` characters, and names of at most `longest`."""
         left = width - MARK - NAME
+        wished = max(0, min(longest + 2, WISHED) - NAME)
         columns: list[tuple[str, int]] = []
         for name, room in COLUMNS.items():
-            if room > left:
+            if room > left - (0 if name in FIRST else wished):
                 break
             columns.append((name, room))
             left -= room
