@@ -45,7 +45,7 @@ def resolve_auto(
         memory.check()
         return run
 
-    def least(choice: Config) -> float:
+    def lower_bound(choice: Config) -> float:
         used = hardware.used(choice)
         workload = Workload.of(choice, used.machine.card, used.share(choice))
         return least_period(spec, used.machine, workload, device_limit=used.room, measured=times(choice))
@@ -57,7 +57,7 @@ def resolve_auto(
     if not is_automatic(config):
         return config
     try:
-        return search_auto(config, hardware.devices, plan, hardware.process[1], least)
+        return search_auto(config, hardware.devices, plan, hardware.process[1], lower_bound)
     except UserError:
         choices = _choices(config, hardware.devices, hardware.process[1])
         return min(filter(hardware.divisible, choices), key=missing, default=choices[0])
@@ -68,14 +68,14 @@ def search_auto(
     devices: int,
     plan: Callable[[Config], RunPlan],
     processes: int = 1,
-    least: Callable[[Config], float] = lambda choice: 0.0,
+    lower_bound: Callable[[Config], float] = lambda choice: 0.0,
 ) -> Config:
     """The config with the numbers whose plan has the shortest step, in place of "auto".
 
     `devices` are those of each of the `processes`, and each of them has a group of devices at least.
 
-    `plan` makes the plan of a config with numbers, and raises UserError if it does not fit; `least` is a lower bound of
-    its period, and choices that it rules out are not planned. Among about equally fast
+    `plan` makes the plan of a config with numbers, and raises UserError if it does not fit; `lower_bound` gives a lower
+    bound of its period, and choices that it rules out are not planned. Among about equally fast
     choices the first wins: few groups of devices (with LoRA, whose gradients are small, many), few rounds, and large
     micro-batches, one more of them than devices, so that handing over between devices costs nothing. If nothing fits,
     the UserError of the smallest choice is raised.
@@ -86,7 +86,7 @@ def search_auto(
         if best is not None and choice.train.micro_batches > MICRO_BATCHES:
             break
         try:
-            if best is not None and least(choice) >= best[0]:
+            if best is not None and lower_bound(choice) >= best[0]:
                 continue
             period = plan(choice).estimate.period
         except UserError as error:

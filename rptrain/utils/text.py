@@ -90,7 +90,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def filled(parts: Iterable[str], width: int) -> str:
+def wrapped_parts(parts: Iterable[str], width: int) -> str:
     """Parts in lines of at most `width` columns, as many as fit in each, with two spaces between them.
 
     Only a part that is longer alone makes a longer line.

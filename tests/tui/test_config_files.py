@@ -101,9 +101,25 @@ async def test_values_that_nobody_edited_are_left_unasked(make: Made, tmp_path: 
             await pilot.press("n")
             await until(pilot, lambda: [row.value for row in app.screen.query("#train-max_steps")] == ["77"])
             await settled(pilot)
-        assert "rptrain.toml *" not in screen_text(app)
+        assert "rptrain.toml (new)" in screen_text(app)
         await pilot.press("ctrl+q")
         await until(pilot, lambda: not app.is_running)
+
+
+@driven
+async def test_settings_of_a_past_run_are_shown_from_the_first_one_and_as_not_saved(make: Made, tmp_path: Path):
+    """The form was scrolled to its end."""
+    make_run(tmp_path / "runs", "old", end="finished", alive=False, total=77)
+    (tmp_path / "rptrain.toml").write_text(STARTER)
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await press_until(pilot, "ctrl+end", lambda: "Evaluation" in screen_text(app))
+        await press_until(pilot, "f3", lambda: "✓ finished" in screen_text(app))
+        await pilot.press("n")
+        await until(pilot, lambda: app.focused is not None and app.focused.id == "model-path")
+        text = await settled(pilot)
+        assert "Model and data" in text and "rptrain.toml *" in text and "model.path: " in text
 
 
 def test_a_config_file_alone_is_opened_in_a_terminal_and_trained_elsewhere(monkeypatch: pytest.MonkeyPatch):

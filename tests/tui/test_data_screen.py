@@ -1,5 +1,6 @@
 """The data browser: pages, problems, several data sets, and what a small or colorless terminal shows of them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from rptrain.data.samples import Page, Row, TextPart
 from rptrain.tui.screens.data import ROWS, DataBrowser
 from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.services import heavy
+from rptrain.tui.services.paths import is_folder_without
 from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, notified, press_until, screen_text, type_over, until
@@ -84,3 +86,12 @@ async def test_data_that_cannot_be_read(make: Made, helper: Scripted):
         await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, NewRun))
         await type_over(pilot, "many", "#data-max_length")
         await press_until(pilot, "ctrl+t", lambda: "the data is shown once" in notified(pilot.app))
+
+
+def test_only_a_folder_that_itself_has_data_is_read_while_its_path_is_typed(tmp_path: Path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.jsonl").touch()
+    assert is_folder_without(str(tmp_path), (".jsonl",))
+    assert not is_folder_without(str(tmp_path / "sub"), (".jsonl",))
+    assert not is_folder_without(str(tmp_path / "sub" / "a.jsonl"), (".jsonl",))
+    assert not is_folder_without(str(tmp_path / "missing"), (".jsonl",))

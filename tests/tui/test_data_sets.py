@@ -8,8 +8,10 @@ import pytest
 from rptrain.tui.app import RptrainApp
 from rptrain.tui.services import heavy
 from rptrain.tui.services.draft import Draft
+from rptrain.tui.services.edits import Edits
 from rptrain.tui.services.fields import set_fields
 from rptrain.tui.widgets.form import Form, Row
+from rptrain.utils.errors import UserError
 
 from .conftest import (
     Made,
@@ -100,6 +102,45 @@ def test_sets_in_one_line_are_added_and_removed_there(tmp_path: Path, text: str)
     assert [one["path"] for one in tomllib.loads(draft.text)["data"]["train"]] == [*left, "c"]
 
 
+def test_sets_with_another_table_between_them_are_left_as_they_are(tmp_path: Path):
+    text = TEXT.replace("# poems", "[optim]\nlearning_rate = 1e-5\n# poems")
+    draft = Draft(tmp_path / "rptrain.toml", text)
+    with pytest.raises(UserError, match=r"another table stands between two \[\[data.train\]\]"):
+        draft.add_train_set("c.jsonl")
+    with pytest.raises(UserError, match="another table"):
+        draft.remove_train_set(0)
+    assert draft.text == text
+    draft.put("data.train.1.path", "c.jsonl")
+    assert draft.text == text.replace("b.jsonl", "c.jsonl")
+
+
+def test_what_was_set_by_hand_stays_with_its_set(tmp_path: Path):
+    """Edits of the sets behind a removed one move with them, and the new first set decides about the run's name."""
+    edits = Edits(Draft(tmp_path / "rptrain.toml", TEXT + '[log]\nrun_name = "tiny-tasks-a"\n'))
+    edits.take({"data.train.0.weight": "[", "data.train.1.weight": "[[", "data.max_length": "[[["})
+    edits.remove_train_set(0)
+    assert {key: refused.shown for key, refused in edits.refused.items()} == {
+        "data.train.0.weight": "[[",
+        "data.max_length": "[[[",
+    }
+    assert edits.draft.shown("log.run_name") == "tiny-tasks-b"
+
+
+@pytest.mark.long
+@driven
+async def test_refused_values_move_with_their_sets(make: Made, tmp_path: Path):
+    (tmp_path / "rptrain.toml").write_text(TEXT)
+    app = make()
+    async with app.run_test(size=(120, 50)) as pilot:
+        await settled(pilot)
+        await type_over(pilot, "[", "#data-train-1-weight")
+        await focus(pilot, "#data-train-0-path")
+        await press_until(pilot, "ctrl+l", lambda: values(app) == ["b.jsonl", "["])
+        await settled(pilot)
+        await pilot.press("7")  # it is added to the path, which is not replaced
+        await until(pilot, lambda: values(app) == ["b.jsonl7", "["])
+
+
 def values(app: RptrainApp) -> list[str]:
     """What is shown of the data sets."""
     rows = [row for row in app.screen.query(Row) if row.field in set_fields(row.field.train_set or 0) and row.display]
@@ -127,7 +168,7 @@ async def test_sets_are_edited_by_keys(make: Made, tmp_path: Path, size: tuple[i
         await until(pilot, lambda: app.focused is app.screen.query_one("#data-train-1-path"))
         await press_until(pilot, "ctrl+l", lambda: values(app) == ["a.jsonl"])
         await until(pilot, lambda: app.focused is app.screen.query_one("#data-train-0-path"))
-        await press_until(pilot, "ctrl+l", lambda: "a run needs a data set" in notified(app))
+        await press_until(pilot, "ctrl+l", lambda: "a run needs at least one data set" in notified(app))
         await press_until(pilot, "ctrl+n", lambda: "c.jsonl" in screen_text(app))
         await pilot.press(*"c.js", "enter")
         await until(pilot, lambda: values(app) == ["a.jsonl", "", "auto", "c.jsonl", "", "auto"])

@@ -8,7 +8,7 @@ from textual.widgets import Input
 from rptrain.tui.app import RptrainApp
 from rptrain.tui.widgets.form import Form, Row
 
-from .conftest import Made, driven, focus, press_until, settled, until
+from .conftest import Made, driven, focus, press_until, screen_text, settled, until
 
 pytestmark = pytest.mark.long
 
@@ -67,3 +67,16 @@ async def test_a_smaller_terminal_shows_the_focus(make: Made):
         await pilot.resize_terminal(60, 16)
         await settled(pilot)
         assert is_in_view(focused_row(app)) and app.focused is app.screen.query_one("#log-report_to", Input)
+
+
+@driven
+async def test_the_help_line_is_about_what_has_the_focus(make: Made):
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await focus(pilot, "#save")
+        await until(pilot, lambda: "Save: enter saves the config" in screen_text(app))
+        await focus(pilot, "#train-num_epochs")
+        await until(pilot, lambda: "train.num_epochs: " in screen_text(app))
+        await focus(pilot, "#plan")
+        await until(pilot, lambda: "The plan of these settings" in screen_text(app))

@@ -29,11 +29,20 @@ def test_a_taken_name_gets_the_next_free_number(tmp_path: Path, there: tuple[str
 
 
 @pytest.mark.parametrize(
-    ("name", "free"), [("support-2", "support-3"), ("support-99", "support-100"), ("qwen-2507", "qwen-2507-2")]
+    ("there", "free"),
+    [
+        (("support-2", "support"), "support-3"),
+        (("support-100", "support"), "support-101"),
+        (("lora-16",), "lora-16-2"),
+        (("lora-16", "lora-16-2"), "lora-16-3"),
+        (("qwen-2507", "qwen"), "qwen-2507-2"),
+    ],
 )
-def test_the_number_of_a_run_is_counted_up_and_other_numbers_are_part_of_the_name(tmp_path: Path, name: str, free: str):
-    (tmp_path / name).mkdir()
-    assert free_name(str(tmp_path), name) == free
+def test_a_number_is_counted_up_if_a_run_has_the_name_without_it(tmp_path: Path, there: tuple[str, ...], free: str):
+    """Otherwise it says something about the run, such as a setting."""
+    for name in there:
+        (tmp_path / name).mkdir()
+    assert free_name(str(tmp_path), there[0]) == free
 
 
 @pytest.mark.long
@@ -67,3 +76,7 @@ async def test_a_taken_name_is_noted_below_it(make: Made, tmp_path: Path):
         await until(pilot, lambda: "runs/support exists: this run will be" in screen_text(app))
         await type_over(pilot, "help", "#log-run_name")
         await until(pilot, lambda: "exists" not in screen_text(app))
+        await type_over(pilot, "support", "#log-run_name")
+        await until(pilot, lambda: "exists" in screen_text(app))
+        await type_over(pilot, "x", "#data-max_length")
+        await until(pilot, lambda: "Not ready" in screen_text(app) and "exists" not in screen_text(app))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rptrain.utils.text import LINE, LINES, as_message, filled, quoted
+from rptrain.utils.text import LINE, LINES, as_message, quoted, wrapped_parts
 
 
 def test_control_characters_are_replaced():
@@ -47,7 +47,7 @@ def test_values_in_messages():
 
 
 def test_parts_fill_lines_and_are_not_broken() -> None:
-    assert filled(["one two", "three", "four five six"], 16) == "one two  three\nfour five six"
-    assert filled(["one two", "three"], 3) == "one two\nthree", "a longer part has a line"
-    assert filled([], 16) == ""
-    assert filled(["ご飯", "ab"], 7) == "ご飯\nab", "in columns"
+    assert wrapped_parts(["one two", "three", "four five six"], 16) == "one two  three\nfour five six"
+    assert wrapped_parts(["one two", "three"], 3) == "one two\nthree", "a longer part has a line"
+    assert wrapped_parts([], 16) == ""
+    assert wrapped_parts(["ご飯", "ab"], 7) == "ご飯\nab", "in columns"

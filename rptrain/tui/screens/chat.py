@@ -17,7 +17,7 @@ from textual.widgets import Input, Label, Static
 from rptrain.tui.context import Context
 from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.dialog import ask
-from rptrain.tui.screens.pick import Line, Pick
+from rptrain.tui.screens.pick import Pick, PickLine
 from rptrain.tui.services.chat_session import ChatSession
 from rptrain.tui.services.saved import models_to_ask, readable_sources
 from rptrain.tui.widgets.entry import Entry
@@ -25,7 +25,7 @@ from rptrain.tui.widgets.exchange import Transcript
 from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
-from rptrain.utils.text import filled, one_line
+from rptrain.utils.text import one_line, wrapped_parts
 from rptrain.utils.units import format_bytes, format_rate
 
 PAUSE = 0.1  # seconds between two drawings of an answer that arrives
@@ -174,7 +174,7 @@ class ChatScreen(Screen[None]):
 
     def _show(self) -> None:
         session = self._session
-        head = filled((one_line(part) for part in self._head()), self.size.width - 2)
+        head = wrapped_parts((one_line(part) for part in self._head()), self.size.width - 2)
         for selector, text in (("#chat-head", head), ("#chat-problem", self._problem())):
             line = self.query_one(selector, Static)
             line.display = bool(text)
@@ -303,7 +303,7 @@ class ChatScreen(Screen[None]):
     @until_closed
     async def action_checkpoint(self) -> None:
         found = await asyncio.to_thread(models_to_ask, self._run, self._shared.runs_folder)
-        lines = [Line(self._model_name(path)) for path in found]
+        lines = [PickLine(self._model_name(path)) for path in found]
         answers = None if self._session.loaded is None else Path(self._session.loaded.source).resolve()
         current = next((index for index, path in enumerate(found) if path.resolve() == answers), 0)
         question = "Which model should answer? The conversation is kept."
@@ -334,10 +334,10 @@ class ChatScreen(Screen[None]):
             self.dismiss(None)
 
 
-def _placement_line(kind: str, speeds: Mapping[str, float]) -> Line:
+def _placement_line(kind: str, speeds: Mapping[str, float]) -> PickLine:
     """`speeds`: of the placements with enough free memory; empty: unknown."""
     if kind in speeds:
-        return Line(f"{kind:<9} {format_rate(speeds[kind])}, {PLACEMENTS[kind]}")
+        return PickLine(f"{kind:<9} {format_rate(speeds[kind])}, {PLACEMENTS[kind]}")
     if speeds and kind != "auto":
-        return Line(f"{kind:<9} too little free memory, or no GPU", enabled=False)
-    return Line(f"{kind:<9} {PLACEMENTS[kind]}")
+        return PickLine(f"{kind:<9} too little free memory, or no GPU", enabled=False)
+    return PickLine(f"{kind:<9} {PLACEMENTS[kind]}")

@@ -8,11 +8,10 @@ from textual.content import Content
 from rptrain.config.aliases import other_names
 from rptrain.tui.context import Context
 from rptrain.tui.screens.picker import Item, Question
-from rptrain.tui.services import heavy, places
+from rptrain.tui.services import places
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.fields import ALL
-from rptrain.tui.services.helper import HelperError
-from rptrain.tui.widgets.sample_text import preview_text
+from rptrain.tui.widgets.sample_text import first_samples
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import as_message
 from rptrain.utils.units import DASH, format_bytes, format_count
@@ -27,14 +26,6 @@ def model_question(shared: Context, title: str = "Models on this machine", first
     return Question(title, find, first=first)
 
 
-async def samples_of(shared: Context, draft: Draft) -> Content:
-    """The first samples of a draft's first data set, or why there are none."""
-    try:
-        return preview_text(await shared.helper.call(heavy.preview, draft.path, draft.text))
-    except (UserError, HelperError) as error:
-        return Content.styled(as_message(str(error)), "$error")
-
-
 def data_question(
     shared: Context, draft: Draft, title: str = "Data on this machine", first: tuple[Item, ...] = ()
 ) -> Question:
@@ -46,7 +37,7 @@ def data_question(
             shown.update({"data.train.0.path": path, "data.train.0.format": "", "data.train.0.split": ""})
         except UserError as error:
             return Content.styled(as_message(str(error)), "$error")
-        return await samples_of(shared, shown)
+        return await first_samples(shared.helper, shown)
 
     async def find() -> list[Item]:
         found = await asyncio.to_thread(places.data, shared.preferences.data)

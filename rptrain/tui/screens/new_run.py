@@ -17,7 +17,7 @@ from rptrain.runs.run_dir import RunDir
 from rptrain.tui.context import Context
 from rptrain.tui.messages import OpenRun
 from rptrain.tui.screens.ask_name import AskName
-from rptrain.tui.screens.choices import data_question, file_question, model_question, samples_of, settings_question
+from rptrain.tui.screens.choices import data_question, file_question, model_question, settings_question
 from rptrain.tui.screens.closing import is_left, until_closed
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.data import DataBrowser
@@ -34,12 +34,19 @@ from rptrain.tui.widgets.advice_list import AdviceList
 from rptrain.tui.widgets.form import Form
 from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.plan_panel import PlanPanel
-from rptrain.tui.widgets.sample_text import Samples
+from rptrain.tui.widgets.sample_text import Samples, first_samples
 from rptrain.tui.widgets.sizes import TALL
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError, describe
 
 PAUSE = 0.35  # seconds without typing before a plan is made
+STOPS = {  # what can have the focus besides settings, by id
+    "start": "Start: enter saves the config and starts the run (ctrl+r does so from everywhere)",
+    "save": "Save: enter saves the config (ctrl+s does so from everywhere)",
+    "plan": "The plan of these settings: up and down scroll it",
+    "advice": "Changes that make the run fit: enter applies the highlighted one",
+    "samples": "Samples of the data: up and down scroll them; ctrl+t shows all samples",
+}
 
 
 class NewRun(Screen[None]):
@@ -117,8 +124,7 @@ class NewRun(Screen[None]):
         answer = await ask(self, first)
         self._edits.update(first.values)
         self._edits.touched = False
-        self._fill()
-        self._changed()
+        await self._show_draft()
         if answer is not None and first.is_example:
             self._starts = True
             self.notify("planning; training starts once the plan fits")
@@ -141,16 +147,27 @@ class NewRun(Screen[None]):
             self._changed()
 
     def _fill(self) -> AwaitComplete:
-        """Fills the form from the draft, except for rejected values, which the user has to correct."""
+        """Fills the form from the draft, and with refused values, which the user has to correct."""
         return self.query_one(Form).show(self._draft, self._edits.refused)
+
+    async def _show_draft(self) -> None:
+        """Shows another draft, or one with other values, from its first setting."""
+        await self._fill()
+        self.query_one(Form).focus_first()
+        self._changed()
 
     def _changed(self) -> None:
         self._shared.unsaved = self._edits.unsaved
-        changed = " *" if self._shared.unsaved else ""
-        self.query_one(TopBar).tell(f"{self._draft.path}{changed}")
+        self._show_file()
         self.query_one(PlanPanel).busy = True
         self.query_one("#start", Button).disabled = True
         self._plan()
+
+    def _show_file(self) -> None:
+        """Names the file, with a star if the settings on the screen are not those in it."""
+        differs = self._draft.is_changed or bool(self._edits.refused)
+        mark = "" if not differs else " (new)" if self._draft.is_new and not self._edits.touched else " *"
+        self.query_one(TopBar).tell(f"{self._draft.path}{mark}")
 
     # ---- the plan
 
@@ -202,6 +219,7 @@ class NewRun(Screen[None]):
     def _show_problem(self, problem: str) -> None:
         panel = self.query_one(PlanPanel)
         panel.problem, panel.busy, self._planned_text, self._starts = problem, False, "", False
+        self.query_one(Form).note("log.run_name", "")  # it may be about a name before
         self.query_one("#start", Button).disabled = True
         self.query_one(AdviceList).propose(None)
 
@@ -236,7 +254,7 @@ class NewRun(Screen[None]):
     @work(exclusive=True, group="samples")
     @until_closed
     async def _show_samples(self) -> None:
-        self.query_one("#sample", Static).update(await samples_of(self._shared, self._draft))
+        self.query_one("#sample", Static).update(await first_samples(self._shared.helper, self._draft))
 
     def action_browse(self) -> None:
         self._take()
@@ -278,11 +296,15 @@ class NewRun(Screen[None]):
     async def _remove_set(self, event: Form.Removed) -> None:
         self._take()
         if self._draft.train_sets == 1:
-            self.notify("a run needs a data set: enter another one in its place", severity="warning")
+            self.notify("a run needs at least one data set: enter another one in its place", severity="warning")
         elif event.train_set is None:
             self.notify("move to a data set to remove it", severity="warning")
         else:
-            self._edits.remove_train_set(event.train_set)
+            try:
+                self._edits.remove_train_set(event.train_set)
+            except UserError as error:
+                self.notify(str(error), severity="error")
+                return
             await self._sets_changed(min(event.train_set, self._draft.train_sets - 1))
 
     async def _sets_changed(self, train_set: int) -> None:
@@ -291,12 +313,15 @@ class NewRun(Screen[None]):
         await self._fill()
         self._changed()
         await self.correct(f"data.train.{train_set}.path")
+        self.query_one(Form).cursor_to_end()
 
     # ---- actions
 
-    @on(Form.Entered)
-    def _entered(self, event: Form.Entered) -> None:
-        self.query_one("#about", Static).update(_about(event.field))
+    def on_descendant_focus(self) -> None:
+        """Explains what has the focus: messages may arrive when another one has it."""
+        field = self.query_one(Form).focused_field
+        stop = self.focused.id if self.focused else None
+        self.query_one("#about", Static).update(_about(field) if field else STOPS.get(stop or "", ""))
 
     @on(Button.Pressed, "#save")
     @work
@@ -310,7 +335,7 @@ class NewRun(Screen[None]):
         self._take()
         path = self._draft.path
         if self._edits.refused:
-            self.notify("\n".join(self._edits.refused.values()), severity="error")
+            self.notify("\n".join(refused.message for refused in self._edits.refused.values()), severity="error")
             return False
         if self._draft.is_changed_outside:
             detail = "Another program changed or created the file. Saving discards its content."
@@ -322,7 +347,7 @@ class NewRun(Screen[None]):
             self.notify(str(error), severity="error")
             return False
         self._shared.unsaved = False
-        self.query_one(TopBar).tell(str(path))
+        self._show_file()
         return True
 
     @on(Button.Pressed, "#start")
@@ -413,10 +438,7 @@ class NewRun(Screen[None]):
             return
         path = Path(chosen).expanduser()
         if await self._may_lose_edits():
-            if path.is_dir():
-                self._take_over(path)
-            else:
-                self._open(path)
+            await (self._take_over(path) if path.is_dir() else self._open(path))
 
     async def _may_lose_edits(self) -> bool:
         """Asks whether unsaved edits may be lost, if there are any."""
@@ -426,7 +448,7 @@ class NewRun(Screen[None]):
         detail = "Its edits would be lost."
         return bool(await ask(self, Confirm(f"Leave {self._draft.path} without saving?", "Leave", detail)))
 
-    def _open(self, path: Path) -> None:
+    async def _open(self, path: Path) -> None:
         try:
             if not path.exists():
                 raise UserError(f"{path} does not exist")
@@ -435,8 +457,7 @@ class NewRun(Screen[None]):
             self.notify(describe(error), severity="error")
             return
         self._edits, self._shared.draft = Edits(draft), draft
-        self._fill()
-        self._changed()
+        await self._show_draft()
 
     @work
     @until_closed
@@ -458,9 +479,9 @@ class NewRun(Screen[None]):
     async def begin_with(self, run: Path) -> None:
         """Takes the settings of an earlier run, for a new run in the same file. Asks first if edits would be lost."""
         if await self._may_lose_edits():
-            self._take_over(run)
+            await self._take_over(run)
 
-    def _take_over(self, run: Path) -> None:
+    async def _take_over(self, run: Path) -> None:
         try:
             config = RunDir(run).config()
             save = config.save.model_copy(update={"resume": "auto"})
@@ -470,8 +491,7 @@ class NewRun(Screen[None]):
             self.notify(str(error), severity="error")
             return
         self._edits = Edits(self._draft)
-        self._fill()
-        self._changed()
+        await self._show_draft()
         self.notify(f"using the settings of {run.name}")
 
 

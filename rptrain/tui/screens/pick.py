@@ -16,7 +16,7 @@ from rptrain.utils.text import one_line
 
 
 @dataclass(frozen=True)
-class Line:
+class PickLine:
     text: str
     enabled: bool = True
 
@@ -26,7 +26,7 @@ class Pick(Dialog[int | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
 
-    def __init__(self, question: str, lines: Sequence[Line], current: int = 0, empty: str = "") -> None:
+    def __init__(self, question: str, lines: Sequence[PickLine], current: int = 0, empty: str = "") -> None:
         super().__init__()
         self._question, self._lines, self._current, self._empty = one_line(question), lines, current, empty
 

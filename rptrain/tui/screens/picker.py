@@ -15,7 +15,7 @@ from textual.widgets.option_list import Option
 
 from rptrain.tui.screens.dialog import Dialog
 from rptrain.tui.services.helper import HelperError
-from rptrain.tui.services.paths import PathSuggester
+from rptrain.tui.services.paths import PathSuggester, is_folder_without
 from rptrain.tui.widgets.bindings import without_enter
 from rptrain.tui.widgets.entry import Entry
 from rptrain.utils.errors import UserError
@@ -118,7 +118,7 @@ class Picker(Dialog[str | None]):
 
     def on_input_changed(self) -> None:
         if not self._narrow() and self._question.paths and (typed := self.query_one(Typed).value.strip()):
-            self._preview(typed)
+            self._preview(typed, typed=True)
 
     def _narrow(self) -> int:
         """Filters the list by the typed text; returns the number of listed items."""
@@ -172,12 +172,21 @@ class Picker(Dialog[str | None]):
             self._preview(self._item(event.option).value)
 
     @work(exclusive=True, group="preview")
-    async def _preview(self, value: str) -> None:
+    async def _preview(self, value: str, typed: bool = False) -> None:
+        """Shows an item, or the path that was typed unless it is only the beginning of one."""
         question, sample = self._question, self.query_one("#sample", Static)
+        if question.show is None:
+            return
         sample.update(Content.styled("reading …", "$muted"))
         await asyncio.sleep(PAUSE)
-        if question.show is not None and question is self._question:
-            sample.update(await question.show(value))
+        if typed and await asyncio.to_thread(is_folder_without, value, question.suffixes):
+            shown = Content.styled(
+                "a folder: continue the path (right completes it), or press enter for all of it", "$muted"
+            )
+        else:
+            shown = await question.show(value)
+        if question is self._question:
+            sample.update(shown)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         if event.option.id is not None:

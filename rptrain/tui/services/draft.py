@@ -2,8 +2,8 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -16,7 +16,7 @@ from rptrain.config.resolve import Resolved, parse_value, resolve
 from rptrain.config.schema import Config, keys
 from rptrain.config.toml_lines import KeyPath
 from rptrain.runs.outputs import replace_text
-from rptrain.tui.services import tables
+from rptrain.tui.services import toml_tables
 from rptrain.tui.services.fields import schema_name
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.files import read_small_text
@@ -77,6 +77,11 @@ class Draft:
         return self.text != self._saved
 
     @property
+    def is_new(self) -> bool:
+        """Whether it was neither read from a file nor saved to one."""
+        return not self._saved
+
+    @property
     def is_changed_outside(self) -> bool:
         """Whether the file exists and was changed since it was last read or written here."""
         try:
@@ -133,13 +138,31 @@ class Draft:
         return max(1, len(sets)) if isinstance(sets, list) else 1
 
     def add_train_set(self, path: str) -> None:
-        """Adds a training set after the others. Raises UserError as `put`."""
+        """Adds a training set after the others. Raises UserError as `put`, or if the sets are in several places."""
         sets = _at(self._document, ("data", "train"))
-        self.put(f"data.train.{len(sets) if isinstance(sets, list) else 0}.path", path)
+        number = len(sets) if isinstance(sets, list) else 0
+        with self._sets_become(number + 1):
+            self.put(f"data.train.{number}.path", path)
 
     def remove_train_set(self, number: int) -> None:
-        """Removes one of several training sets, from 0, with its comments."""
-        tables.remove(_at(self._document, ("data", "train")), number)
+        """Removes one of several training sets, from 0, with its comments. Raises UserError if the sets are in several
+        places.
+        """
+        with self._sets_become(self.train_sets - 1):
+            toml_tables.remove(_at(self._document, ("data", "train")), number)
+
+    @contextmanager
+    def _sets_become(self, count: int) -> Iterator[None]:
+        """Checks the number of training sets after a change. With another table between two of them, tomlkit changes
+        only a copy of their list.
+        """
+        before = self.text
+        yield
+        if len(_at(tomllib.loads(self.text), ("data", "train"))) != count:
+            self._document = tomlkit.parse(before)
+            raise UserError(
+                f"{self.path}: another table stands between two [[data.train]]: put these next to each other by hand"
+            )
 
     def become(self, config: Config) -> None:
         """Changes the text to a config's values that differ from the defaults.
@@ -194,7 +217,7 @@ class Draft:
             is_array = isinstance(parts[depth + 1], int)
             if isinstance(part, int):
                 if part == len(node):
-                    tables.append(node)
+                    toml_tables.append(node)
             elif part not in node:
                 if value is None:
                     return
@@ -205,7 +228,7 @@ class Draft:
             node.pop(last, None)
         else:
             if isinstance(node, Table) and last not in node:
-                tables.add_key(node, str(last), value)
+                toml_tables.add_key(node, str(last), value)
             else:
                 node[str(last)] = value
             if isinstance(value, Item) and not isinstance(value, Table | AoT):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 from rptrain.config.errors import ConfigError
 from rptrain.tui.services.draft import Draft, method_of
@@ -12,6 +13,13 @@ from rptrain.utils.errors import UserError
 CHOOSERS = {"model.path", "data.train.0.path", "train.method"}  # they set the initial values of other settings
 
 
+class Refused(NamedTuple):
+    """A value that is not valid TOML, as it was written."""
+
+    shown: str
+    message: str
+
+
 class Edits:
     """The draft gets every value that is valid TOML. Of settings that were not set by hand, the model, the data and the
     method decide.
@@ -19,8 +27,8 @@ class Edits:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.refused: dict[str, str] = {}  # values that are not valid TOML: the message, by key
-        self.invalid: dict[str, str] = {}  # these, and values that the config or the plan refuses
+        self.refused: dict[str, Refused] = {}  # by key
+        self.invalid: dict[str, str] = {}  # why a value is refused, here, by the config or by the plan; by key
         self.touched = False  # edited by the user since the values were filled in
         self._by_hand: set[str] = set()
 
@@ -35,7 +43,7 @@ class Edits:
             try:
                 self.draft.put(key, shown)
             except UserError as error:
-                self.refused[key] = str(error)
+                self.refused[key] = Refused(shown, str(error))
             else:
                 self._by_hand.add(key)
         self.touched = self.touched or bool(edited)
@@ -51,18 +59,23 @@ class Edits:
         self.draft.update(values)
         self._by_hand.update(values)
         self.touched = True
-        self._keep(self.refused.keys() - values)
+        self._keep(key for key in self.refused if key not in values)
         if not CHOOSERS.isdisjoint(values):
             self.suggest()
 
     def add_train_set(self, path: str) -> None:
+        """Adds a training set. Raises UserError as the draft does."""
         self.draft.add_train_set(path)
         self.touched = True
 
     def remove_train_set(self, number: int) -> None:
+        """Removes a training set, from 0. Raises UserError as the draft does."""
         self.draft.remove_train_set(number)
-        self._keep(key for key in self.refused if not key.startswith("data.train."))
+        self.refused = {moved: value for key, value in self.refused.items() if (moved := _without_set(number, key))}
+        self._by_hand = {moved for key in self._by_hand if (moved := _without_set(number, key))}
         self.touched = True
+        if number == 0:  # another set is the first one now
+            self.suggest()
 
     def suggest(self) -> None:
         """Sets what suits the model, the data and the method, except for settings that were set by hand."""
@@ -74,7 +87,8 @@ class Edits:
 
     def check(self) -> list[str]:
         """All mistakes in the config; those of single settings are `invalid` then."""
-        messages, self.invalid = list(self.refused.values()), dict(self.refused)
+        self.invalid = {key: refused.message for key, refused in self.refused.items()}
+        messages = list(self.invalid.values())
         try:
             self.draft.resolved()
         except ConfigError as error:
@@ -88,6 +102,15 @@ class Edits:
 
     def _keep(self, keys: Iterable[str]) -> None:
         self.refused = {key: self.refused[key] for key in list(keys)}
+
+
+def _without_set(number: int, key: str) -> str:
+    """A key once a training set, from 0, is removed; empty for the keys of that set."""
+    field = field_of(key)
+    if field is None or field.train_set is None or field.train_set < number:
+        return key
+    before, after = f"data.train.{field.train_set}.", f"data.train.{field.train_set - 1}."
+    return "" if field.train_set == number else key.replace(before, after)
 
 
 def _has_method(key: str, method: str) -> bool:

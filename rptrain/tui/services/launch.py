@@ -6,8 +6,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +26,7 @@ EXPORT = (*RPTRAIN, "export")
 LOG = "trainer.log"  # in a run's folder: the output of the trainer and its libraries
 OUTPUT = ".rptrain-log"  # suffix of the hidden file beside the folder, until the folder exists
 NEW_RUN = "save.resume=never"  # what a started run does not take from its config
-_NUMBERED = re.compile(r"(.+)-([2-9]|[1-9]\d)")  # the name of a run, as `free_name` makes them
+_NUMBERED = re.compile(r"(.+)-([2-9]|[1-9]\d{1,2})")  # the name of a run, as `free_name` makes them
 SAID = 4000  # bytes from the end of a process's output
 
 
@@ -71,17 +72,23 @@ def log_of(run: Path) -> Path:
 
 def free_name(output_dir: str, run_name: str) -> str:
     """The name that a new run gets: its own, or the next one with a number that no folder has, as support-2 after
-    support and support-3 after support-2. Raises UserError if the folder of runs is not valid.
+    support. Raises UserError if the folder of runs is not valid.
     """
-    parent, name = expanded(output_dir), run_name
-    while os.path.exists(parent / name):
-        name = _next_name(name)
-    return name
+    return next(_free_names(expanded(output_dir), run_name))
 
 
-def _next_name(name: str) -> str:
-    numbered = _NUMBERED.fullmatch(name)
-    return f"{numbered[1]}-{int(numbered[2]) + 1}" if numbered else f"{name}-2"
+def _free_names(parent: Path, run_name: str) -> Iterator[str]:
+    """A name, if no folder has it, and then the free ones with a number. A number in the name itself is counted up only
+    if a run has the name without it: support-2 after support, but not lora-16.
+    """
+    if not os.path.exists(parent / run_name):
+        yield run_name
+    numbered = _NUMBERED.fullmatch(run_name)
+    if numbered and os.path.exists(parent / numbered[1]):
+        base, first = numbered[1], int(numbered[2]) + 1
+    else:
+        base, first = run_name, 2
+    yield from (name for number in count(first) if not os.path.exists(parent / (name := f"{base}-{number}")))
 
 
 def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str, str]) -> Launched:
@@ -89,11 +96,11 @@ def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str
 
     The log of a failed start is kept until the next start with that name.
     """
-    parent, name = expanded(output_dir), free_name(output_dir, run_name)
+    parent = expanded(output_dir)
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        while (output := _open(beside(parent / name, OUTPUT))) is None:  # a run of this name is being started
-            name = free_name(output_dir, _next_name(name))
+        opened = ((name, _open(beside(parent / name, OUTPUT))) for name in _free_names(parent, run_name))
+        name, output = next((name, output) for name, output in opened if output)  # others are being started
         output.truncate(0)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot create a run in {parent}: {getattr(error, 'strerror', None) or error}") from None

@@ -37,6 +37,16 @@ def complete(value: str, suffixes: tuple[str, ...] = ()) -> str | None:
     return None
 
 
+def is_folder_without(value: str, suffixes: tuple[str, ...]) -> bool:
+    """Whether a path is a folder without a file with one of the suffixes. Folders in it are not searched, because that
+    takes long for a path that is still typed, such as `~/`.
+    """
+    try:
+        return not any(name.lower().endswith(suffixes) for name in os.listdir(os.path.expanduser(value)))
+    except OSError:  # a file, or nothing
+        return False
+
+
 def is_text(name: str) -> bool:
     """Whether a config can hold a file's name, which must be valid UTF-8."""
     try:

@@ -14,7 +14,8 @@ from textual.message import Message
 from textual.widgets import Input, Label, Static
 
 from rptrain.tui.services.draft import Draft, method_of
-from rptrain.tui.services.fields import FIELDS, GROUPS, Field, field_of, set_fields
+from rptrain.tui.services.edits import Refused
+from rptrain.tui.services.fields import GROUPS, Field, field_of, set_fields
 from rptrain.tui.services.paths import PathSuggester
 from rptrain.tui.services.places import DATA_SUFFIXES
 from rptrain.tui.widgets.choice import Choice
@@ -36,8 +37,8 @@ class Row(Vertical):
         self.field = field
         self.editor: Choice | Entry | None = None  # before it is composed
         self.told = shown
-        self._reason = Static("", classes="reason", markup=False)
-        self._note = Static("", classes="note", markup=False)
+        self._reason = self._note = ""
+        self._below = Static("", classes="below", markup=False)
 
     def compose(self) -> ComposeResult:
         field = self.field
@@ -57,8 +58,7 @@ class Row(Vertical):
                     yield Label("▾", classes="more")
                 if field.name == "data.train.path":
                     yield Label("✕", classes="remove")
-        yield self._reason
-        yield self._note
+        yield self._below
 
     def write(self, shown: str) -> None:
         self.told = shown
@@ -67,13 +67,19 @@ class Row(Vertical):
 
     def mark(self, reason: str) -> None:
         """Shows why the value is invalid; an empty reason removes the mark."""
-        self._reason.update(as_message(f"✗ {reason}") if reason else "")
+        self._reason = f"✗ {reason}" if reason else ""
         self.set_class(bool(reason), "-invalid")
+        self._show_below()
 
     def note(self, text: str) -> None:
         """Shows a note; an empty text removes it."""
-        self._note.update(as_message(text))
-        self._note.display = bool(text)
+        self._note = text
+        self._show_below()
+
+    def _show_below(self) -> None:
+        text = self._reason or self._note
+        self._below.update(as_message(text))
+        self._below.display = bool(text)
 
 
 class Sets(Horizontal):
@@ -102,12 +108,6 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
 
     class Edited(Message):
         """A setting was edited."""
-
-    @dataclass
-    class Entered(Message):
-        """A setting has the focus."""
-
-        field: Field
 
     @dataclass
     class Listed(Message):
@@ -154,8 +154,8 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
                 found.append((row.field, row.told))
         return found
 
-    def show(self, draft: Draft, besides: Container[str] = ()) -> AwaitComplete:
-        """Updates the rows from the draft, except those of some keys. Read `edited` before.
+    def show(self, draft: Draft, refused: Mapping[str, Refused]) -> AwaitComplete:
+        """Updates the rows from the draft, and those with refused values from these. Read `edited` before.
 
         New rows can be used once the result was awaited.
         """
@@ -164,13 +164,15 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
         for row in self.query(Row):
             if (row.field.train_set or 0) >= draft.train_sets:
                 row.remove()
-            elif row.field.key not in besides:
+            elif value := refused.get(row.field.key):
+                row.write(value.shown)
+            else:
                 row.write(_shown(row.field, draft))
         numbers = [number for number in range(1, draft.train_sets) if set_fields(number)[0] not in there]
         rows = [row for number in numbers for row in self._rows_of_set(number)]
         others = [Row(field, _shown(field, draft)) for field in self._others() if field not in there]
         mounted = AwaitComplete(self.mount_all(rows, before=self.query_one(Sets)), self.mount_all(others))
-        self._show_rows()
+        self._show_rows(refused)
         return mounted
 
     def enter(self, field: Field, value: str) -> None:
@@ -182,8 +184,8 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
     def mark(self, reasons: Mapping[str, str]) -> None:
         """Marks the settings with an invalid value: the reasons, by key."""
         there = {row.field for row in self.query(Row)}
-        fields = {field for key in reasons if (field := field_of(key)) is not None}
-        self.mount_all(Row(field, _shown(field, self._draft)) for field in fields - there)
+        fields = [field for key in reasons if (field := field_of(key)) is not None and field not in there]
+        self.mount_all(Row(field, _shown(field, self._draft)) for field in fields)
         for row in self.query(Row):
             row.mark(reasons.get(row.field.key, ""))
         self.call_after_refresh(self._show_focus)
@@ -198,7 +200,20 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
     # ---- the focus
 
     def focus_first(self) -> None:
-        self.query_one(f"#{FIELDS[0].id}").focus()
+        """Moves the focus to the first setting, and shows the beginning of the form."""
+        self._focus(self._displayed()[0])
+        self.scroll_home(animate=False, force=True, immediate=True)
+
+    @property
+    def focused_field(self) -> Field | None:
+        row = self._focused()
+        return row.field if row else None
+
+    def cursor_to_end(self) -> None:
+        """Moves the cursor behind the focused value, which is selected by the focus."""
+        row = self._focused()
+        if row is not None and isinstance(row.editor, Entry):
+            row.editor.call_later(row.editor.action_end)  # after the message about the focus
 
     def action_move(self, by: int) -> None:
         rows, row = self._displayed(), self._focused()
@@ -256,7 +271,8 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
             await self.mount(Row(field, _shown(field, self._draft)))
         for row in self.query(Row):
             row.display = row.display or row.field == field
-        self.query_one(f"#{field.id}").focus()
+            if row.field == field:
+                self._focus(row)
 
     def _others(self) -> Iterator[Field]:
         """The settings of the draft that are in no group."""
@@ -266,13 +282,13 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
     def _rows_of_set(self, number: int) -> Iterator[Row]:
         return (Row(field, _shown(field, self._draft)) for field in set_fields(number))
 
-    def _show_rows(self) -> None:
-        """Shows the rows of the method, and of a single data set only what is set."""
+    def _show_rows(self, refused: Container[str] = ()) -> None:
+        """Shows the rows of the method, and of a single data set only what is set or refused."""
         draft, focused, before = self._draft, self._focused(), self._displayed()
         several, method = draft.train_sets > 1, method_of(draft)
         self.set_class(several, "-several")
         for row in self.query(Row):
-            detail = row.field in set_fields(0)[1:] and not draft.shown(row.field.key)
+            detail = row.field in set_fields(0)[1:] and not draft.shown(row.field.key) and row.field.key not in refused
             row.display = row.field.when in ("", method) and (several or not detail)
         if focused is not None and not focused.display:
             above = [row for row in before[: before.index(focused)] if row.display]
@@ -285,9 +301,7 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
         self.post_message(self.Edited())
 
     def on_descendant_focus(self) -> None:
-        if (row := self._focused()) is not None:
-            self._show_focus()
-            self.post_message(self.Entered(row.field))
+        self._show_focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
