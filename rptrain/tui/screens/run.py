@@ -102,7 +102,7 @@ class RunScreen(Screen[None]):
         ("t", "the schedule of a step: planned and as measured"),
         ("l", "one curve large, the next, all; some are over time"),
         ("m", "smooth the curves, or not"),
-        ("left right", "on a large curve: its values at a cursor; with shift faster"),
+        ("left right", "on a large curve: values at a cursor; shift: faster"),
         ("left right", "in a replay: by 5 %; with shift by a minute"),
         ("/", "search the log"),
         ("o", "log, output of the trainer, samples"),
@@ -110,7 +110,7 @@ class RunScreen(Screen[None]):
         ("tab up down", "to devices and memory, and up and down in them"),
         ("▀ █ ▄", "F: forward, FB: forward and backward, B: backward"),
         ("F0-7", "a stage: forward of the layers 0 to 7"),
-        ("N M MR R", "plan: devices, micro-batches per step and round; replicas"),
+        ("N M MR R", "devices, micro-batches per step and round, replicas"),
         ("bubble", "share of the time in which devices do not compute"),
         ("of peak speed", "roofline time of a step over its measured time"),
     )
