@@ -18,12 +18,12 @@ Kind = Literal["gpu", "streamed", "cpu"]
 SLOTS = 2  # blocks that are on the GPU while the others are in host memory: one is read, the next one arrives
 FREE = 0.8  # fraction of free memory for weights, keys and values; the rest is for temporaries
 TOKENS = 4096  # of a conversation, whose keys and values must fit beside the weights
-# Measured with 8B models of 36 layers on an H100: 19 to 26 tokens/s in bf16 and 6.5 in NF4 in its memory, 3.4 and 3.0
-# streamed. A token is so little work that starting the operations takes longer than they do.
+# Chosen for benchmarks/results/placements.json. A token is so little work that starting the operations takes longer
+# than they do.
 GPU_LAYER = 1e-3  # seconds of a token in a layer, besides reading its weights
-QUANTIZED_LAYER = 3e-3  # more seconds if its weights are dequantized
+QUANTIZED_LAYER = 1e-3  # more seconds if its weights are dequantized
 CPU_LAYER = 0.5e-3
-CPU_TRAFFIC = 0.5  # fraction of the bandwidth of host memory that a product with one token reaches
+CPU_TRAFFIC = 0.4  # fraction of the bandwidth of host memory that a product with one token reaches
 EXPERTS = ("experts_gate_up", "experts_down")
 
 
@@ -158,13 +158,13 @@ def _needs(sizes: Sizes) -> str:
 
 
 def _speed(sizes: Sizes, room: Room, kind: Kind) -> float:
-    """Tokens per second if each of them reads its weights once."""
+    """Tokens per second if each of them reads its weights once. Blocks are streamed while others compute."""
     if kind == "cpu":
         return 1 / (sizes.read / (CPU_TRAFFIC * room.host_rate) + sizes.layers * CPU_LAYER)
     packed = sizes.read * sizes.packed / sizes.weights
     each = GPU_LAYER + (QUANTIZED_LAYER if sizes.packed < sizes.weights else 0.0)
     seconds = packed / (TRAFFIC * room.vram_rate) + sizes.layers * each
-    return 1 / (seconds + sizes.blocks / room.link_rate if kind == "streamed" else seconds)
+    return 1 / (max(seconds, sizes.blocks / room.link_rate) if kind == "streamed" else seconds)
 
 
 def _read(spec: ModelSpec, index: int) -> float:

@@ -1,10 +1,14 @@
 """Where a model answers, why, and how fast that is expected to be."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.placements import spec_of
 from rptrain.inference.placement import (
     CPU_LAYER,
     CPU_TRAFFIC,
@@ -21,6 +25,8 @@ from rptrain.models.registry import build, locate, read_config
 from rptrain.utils.errors import UserError
 
 GIB = 1 << 30
+MEASURED = json.loads((Path(__file__).parents[2] / "benchmarks/results/placements.json").read_text())
+WITHIN = 1.7  # the factor by which a speed may differ from what was expected
 SIZES = Sizes(
     weights=15 * GIB, cache=1 * GIB, read=15 * GIB, layers=10, packed=15 * GIB, blocks=14 * GIB, block=2 * GIB
 )
@@ -70,25 +76,23 @@ def test_the_speed_is_that_of_reading_the_weights() -> None:
     assert on_gpu.tokens_per_second == pytest.approx(1 / seconds)
     assert str(on_gpu) == "15.0 GiB on the GPU, about 35 tokens/s expected"
     streamed = choose(SIZES, ROOM, "streamed")
-    assert streamed.tokens_per_second == pytest.approx(1 / (seconds + 14 * GIB / 25e9))
+    assert streamed.tokens_per_second == pytest.approx(1 / max(seconds, 14 * GIB / 25e9))
     on_cpu = choose(SIZES, ROOM, "cpu")
     assert on_cpu.tokens_per_second == pytest.approx(1 / (15 * GIB / (CPU_TRAFFIC * 50e9) + 10 * CPU_LAYER))
     assert speeds(SIZES, ROOM) == {
         found.kind: found.tokens_per_second for found in (on_gpu, streamed, on_cpu)
     } and speeds(SIZES, replace(ROOM, gpu="")) == {"cpu": on_cpu.tokens_per_second}
-    assert str(on_cpu) == "15.0 GiB on the CPU, about 1.5 tokens/s expected"
+    assert str(on_cpu) == "15.0 GiB on the CPU, about 1.2 tokens/s expected"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "packed", "low", "high"),
-    [("gpu", 1.0, 19, 26), ("streamed", 1.0, 2.9, 3.5), ("gpu", 0.28, 6, 7), ("streamed", 0.28, 3.0, 4.5)],
+    "case", MEASURED["cases"], ids=lambda case: f"{case['model']}-{case['base']}-{case['placement']}"
 )
-def test_the_speeds_that_were_measured_on_an_h100(wanted: str, packed: float, low: float, high: float) -> None:
-    """An 8B model of 36 layers, in bf16 and in NF4."""
-    blocks = 14 * GIB
-    sizes = Sizes(15 * GIB, GIB, 15 * GIB, 37, int(GIB + packed * blocks), int(packed * blocks), int(packed * GIB / 3))
-    h100 = Room(host=128 * GIB, host_rate=100e9, gpu="H100", vram=78 * GIB, vram_rate=3350e9, link_rate=55e9)
-    assert low <= choose(sizes, h100, wanted).tokens_per_second <= high
+def test_the_speeds_that_were_measured(case: dict[str, Any]) -> None:
+    """By `benchmarks/placements.py`."""
+    room = Room(**MEASURED["room"])
+    expected = speeds(Sizes.of(spec_of(case["model"], case["base"]), torch.bfloat16), room)[case["placement"]]
+    assert case["measured"] / WITHIN <= expected <= case["measured"] * WITHIN
 
 
 def test_a_quantized_base_stays_so_on_the_gpu_and_is_dequantized_for_the_cpu() -> None:
