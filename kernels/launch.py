@@ -9,7 +9,8 @@ from torch import Tensor
 
 from rptrain.kernels import with_triton
 
-HAS_TRITON = find_spec("triton") is not None
+_found = find_spec("triton")
+HAS_TRITON = _found is not None and _found.origin is not None  # a folder of this name is not the package
 
 if TYPE_CHECKING:  # kernels are checked by compiling them, not by types
     triton: Any = None
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # kernels are checked by compiling them, not by types
 elif HAS_TRITON and with_triton:
     import triton
     import triton.language as tl
-else:  # everything runs on the reference; kernels are plain functions that are never called
+else:  # everything runs on the reference; kernels are never launched
 
     class _Absent:
         constexpr = object

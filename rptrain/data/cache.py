@@ -139,8 +139,9 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
         return _read(path, key)[0]
     except OSError as error:
         raise UserError(
-            f"{folder}: the token cache cannot be written: {error.strerror or error}; free disk space (all files in "
-            "this folder may be deleted while no run uses them), or set data.cache_dir to a folder on another disk"
+            f"{folder}: the token cache cannot be written: {error.strerror or error}; free disk space (its "
+            "*.safetensors files may be deleted while no run uses them), or set data.cache_dir to a folder on another "
+            "disk"
         ) from error
 
 

@@ -48,6 +48,7 @@ class Part:
     stream: Stream
     tally: Tally
     share: float | None  # fraction of the file; 1: all of it, None: unknown
+    out_of_time: bool = False  # whether it would have more rows if they had been read faster
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Excerpt:
     @property
     def whole(self) -> bool:
         return self.share == 1
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether it would have more rows if they had been read faster."""
+        return any(part.out_of_time for part in self.parts)
 
     @property
     def random(self) -> bool:
@@ -134,8 +140,8 @@ def _of_questions(path: str, split: str, settings: Settings, limits: Limits) -> 
         for tally.total, question in enumerate(questions, 1):
             yield question
 
-    stream, stopped = _read(counted(), path, settings.tokenizing(), limits, tally)
-    return Part(stream, tally, tally.total / len(questions) if stopped else 1.0)
+    stream, stopped, out_of_time = _read(counted(), path, settings.tokenizing(), limits, tally)
+    return Part(stream, tally, tally.total / len(questions) if stopped else 1.0, out_of_time)
 
 
 @lru_cache(8)
@@ -177,23 +183,24 @@ def _cached(format: str, tokenizing: Tokenizing, files: tuple[Path, ...]) -> tup
 def _of_file(file: Path, format: str, tokenizing: Tokenizing, limits: Limits) -> Part:
     tally = Tally(shown=REASONS)
     examples = formats.read(file, format, tally, limits.rows)
-    stream, stopped = _read(examples, str(file), tokenizing, limits, tally)
+    stream, stopped, out_of_time = _read(examples, str(file), tokenizing, limits, tally)
     if not stopped and tally.total < limits.rows and file.suffix.lower() != ".txt":
         return Part(stream, tally, 1.0)
     try:
-        return Part(stream, tally, share_of(file, tally.line, formats.BEGINNING))
+        return Part(stream, tally, share_of(file, tally.line, formats.BEGINNING), out_of_time)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
 def _read(
     examples: Iterator[Example], name: str, tokenizing: Tokenizing, limits: Limits, tally: Tally
-) -> tuple[Stream, bool]:
-    """The documents of examples, and whether a limit stopped before the last one."""
+) -> tuple[Stream, bool, bool]:
+    """The documents of examples, and whether a limit, and whether only that of time, stopped before the last one."""
     documents: list[Document] = []
-    size, until, stopped = 0, time.monotonic() + limits.seconds, False
-    while not stopped and (some := list(islice(examples, AT_ONCE))):
+    size, until, full, late = 0, time.monotonic() + limits.seconds, False, False
+    while not (full or late) and (some := list(islice(examples, AT_ONCE))):
         documents += tokenizing.documents(some, tally)
         size += sum(len(example.text or str(example.messages)) for example in some)
-        stopped = tally.total >= limits.rows or size >= limits.characters or time.monotonic() > until
-    return gather(documents, name), stopped
+        full = tally.total >= limits.rows or size >= limits.characters
+        late = not full and time.monotonic() > until
+    return gather(documents, name), full or late, late

@@ -17,11 +17,11 @@ from rptrain.checkpoint.base_files import check_base_files
 from rptrain.checkpoint.export import check_names
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
-from rptrain.data import known
+from rptrain.data import plan_cache
 from rptrain.data.amount import Amount, amount_of
 from rptrain.data.datasets import check_vocabulary, find_tokenizer
 from rptrain.data.excerpt import PLANNING, Excerpt, excerpt
-from rptrain.data.known import Known
+from rptrain.data.plan_cache import DataChecks
 from rptrain.inference.evaluate import check_questions
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.pretrained import WeightFiles
@@ -65,7 +65,7 @@ def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -
                 checks.make("train.method", check_adapters, config, files)
                 if resumed is None and files is not None:
                     checks.make("lora.adapter", adapter_of, config, spec)
-    data = _known_data(config, model_dir, spec, checks)
+    data = _data_checks(config, model_dir, spec, checks)
     return Readiness(tuple(checks.refusals), data.warnings, data.amount)
 
 
@@ -88,34 +88,41 @@ class _Checks:
             check(*given)
 
 
-def _known_data(config: Config, model_dir: Path, spec: ModelSpec, checks: _Checks) -> Known:
-    """What an earlier plan found out about the same data and tokenizer, or else what this one does."""
+def _data_checks(config: Config, model_dir: Path, spec: ModelSpec, checks: _Checks) -> DataChecks:
+    """The checks of an earlier plan of the same data and tokenizer, or else those of this one."""
     path = None
     with suppress(UserError, OSError):  # of files that the checks below read, too
-        path = known.path_of(config, model_dir, spec.vocab_size)
-    if path and (found := known.load(path)):
+        path = plan_cache.path_of(config, model_dir, spec.vocab_size)
+    if path and (found := plan_cache.load(path)):
         return found
-    refused, warnings, amount = len(checks.refusals), list[str](), None
+    refused, warnings, amount, read = len(checks.refusals), list[str](), None, list[Excerpt]()
     with checks.about("model.path"):
         tokenizer = find_tokenizer(config, model_dir)
         if config.eval.questions:
             checks.make("eval.questions", check_questions, tokenizer)
-        amount = _look_at_data(config, model_dir, spec, tokenizer, checks, warnings)
-    found = Known(tuple(warnings), amount)
-    if path and len(checks.refusals) == refused:
-        known.store(path, found)
+        amount = _look_at_data(config, model_dir, spec, tokenizer, checks, warnings, read)
+    found = DataChecks(tuple(warnings), amount)
+    if path and len(checks.refusals) == refused and not any(one.out_of_time for one in read):
+        plan_cache.store(path, found)
     return found
 
 
 def _look_at_data(
-    config: Config, model_dir: Path, spec: ModelSpec, tokenizer: Any, checks: _Checks, warnings: list[str]
+    config: Config,
+    model_dir: Path,
+    spec: ModelSpec,
+    tokenizer: Any,
+    checks: _Checks,
+    warnings: list[str],
+    read: list[Excerpt],
 ) -> Amount | None:
-    """Checks the first rows of every data set; the amount of the training sets."""
+    """Checks the first rows of every data set, which are added to `read`; the amount of the training sets."""
     found: list[Excerpt] = []
     for name, sources in (("train", config.data.train), ("val", config.data.val)):
         for number, source in enumerate(sources):
             with checks.about(f"data.{name}.{number}.path"):
                 one = excerpt(source, config.data, tokenizer, PLANNING)
+                read.append(one)
                 if warning := one.check():
                     warnings.append(warning)
                 check_vocabulary(

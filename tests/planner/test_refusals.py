@@ -4,11 +4,12 @@ import errno
 import fcntl
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rptrain.data import known
+from rptrain.data import plan_cache
 from rptrain.data.datasets import find_tokenizer
 from rptrain.planner import refusals as module
 from rptrain.runs.run_dir import RunDir, check_creatable
@@ -130,7 +131,7 @@ def test_what_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest.Monkey
     assert found["message"].startswith("tokenizer.json: Permission denied")
 
 
-def test_what_is_known_of_data_is_not_found_out_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_of_data_are_not_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def planned(*overrides: str) -> tuple[bool, dict[str, object]]:
         """Whether the tokenizer was loaded, and what the plan says about the data."""
         loaded = []
@@ -143,8 +144,8 @@ def test_what_is_known_of_data_is_not_found_out_again(folder: Path, monkeypatch:
     (folder / "chats.jsonl").write_text(chats("cba") + '{"messages": []}\n' + chats(*["cba"] * 300))
     first, before = planned()
     assert first and before["warnings"] and planned() == (False, before)
-    (known,) = (folder / "cache/rptrain/plans").iterdir()
-    known.write_text("{}")
+    (entry,) = (folder / "cache/rptrain/plans").iterdir()
+    entry.write_text("{}")
     assert planned() == (True, before), "a damaged file"
     assert planned("data.max_length=12")[0] and planned("train.global_batch_size=32")[0], "other settings"
     (folder / "chats.jsonl").write_text('{"messages": []}\n')
@@ -160,15 +161,29 @@ def test_what_is_known_of_data_is_not_found_out_again(folder: Path, monkeypatch:
     assert planned()[1]["refusals"]
 
 
-def test_the_oldest_of_what_is_known_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "KEPT", 2)
+def test_the_oldest_checks_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_cache, "KEPT", 2)
     for number in range(4):
         path = tmp_path / "plans" / f"{number}.json"
-        known.store(path, known.Known((str(number),), None))
+        plan_cache.store(path, plan_cache.DataChecks((str(number),), None))
         os.utime(path, (number, number))
     assert sorted(path.name for path in (tmp_path / "plans").iterdir()) == ["2.json", "3.json"]
     (tmp_path / "file").write_text("")
-    known.store(tmp_path / "file" / "1.json", known.Known((), None))  # cannot be written
+    plan_cache.store(tmp_path / "file" / "1.json", plan_cache.DataChecks((), None))  # cannot be written
+    plan_cache.store(tmp_path / "plans" / "5.json", plan_cache.DataChecks(("caf\udce9.jsonl",), None))  # not UTF-8
+    assert len([*(tmp_path / "plans").iterdir()]) == 2
+
+
+def test_checks_that_ran_out_of_time_are_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another plan may read rows that this one did not reach."""
+    (folder / "chats.jsonl").write_text(chats(*["cba"] * 300))
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "PLANNING", replace(module.PLANNING, seconds=-1.0))
+        tools.invoke("plan", "--config", "run.toml", "--json", "data.train.0.path=chats.jsonl")
+    assert not (folder / "cache/rptrain/plans").exists()
+    cache = folder / "elsewhere/cache"
+    tools.invoke("plan", "--config", "run.toml", "--json", "data.train.0.path=chats.jsonl", f"data.cache_dir={cache}")
+    assert len([*(folder / "cache/rptrain/plans").iterdir()]) == 1 and not cache.exists()
 
 
 def test_another_machine_needs_no_data(folder: Path) -> None:

@@ -60,7 +60,7 @@ async def test_a_conversation_by_keys(make: Made, run: Path):
         await until(pilot, lambda: speeds in " ".join(screen_text(pilot.app).split()))
         await say(pilot, "three", "THREE")
         await press_until(pilot, "ctrl+b", lambda: "with the base model" in screen_text(pilot.app))
-        assert "ctrl+r asks the base model, too." in await settled(pilot)
+        assert "ctrl+r asks both models again." in await settled(pilot)
         await press_until(pilot, "ctrl+r", lambda: "[three]" in screen_text(pilot.app))
         assert "ctrl+r asks" not in await settled(pilot)
         assert screen_text(pilot.app).count("> three") == 1

@@ -139,12 +139,11 @@ class ChatScreen(Screen[None]):
             session.source = self._run
         elif session.source == self._run and loaded not in (None, found[0].resolve()):
             news = f"the run has a newer model: {named}"
+        if session.state == "ended" and self._shared.training():
+            return
         if news:
             self.notify(one_line(news), markup=False)
-        if session.state == "ended":
-            if not self._shared.training():
-                await session.begin()
-        elif news:
+        if news or session.state == "ended":
             await session.begin()
 
     def on_unmount(self) -> None:
@@ -218,7 +217,7 @@ class ChatScreen(Screen[None]):
         if session.problem or session.loaded is None:
             return session.problem
         if session.state == "idle" and session.settings.base and session.turns and not session.turns[-1].base_answer:
-            return "ctrl+r asks the base model, too."
+            return "ctrl+r asks both models again."
         return "" if session.loaded.templated else "The tokenizer has no chat template: the model continues your text."
 
     # ---- actions

@@ -1,14 +1,15 @@
-"""What a plan found out about data, kept for the next plan: a tokenizer and its templates take a second to load.
+"""A cache of a plan's checks of data, because a tokenizer and its templates take a second to load.
 
-Each finding is a file in a folder of the token cache, under a name that depends on everything it was found in, files by
-their size and times. It does not count after training has tokenized data: a plan then counts all samples.
+Each entry is a file in a folder of the default token cache, under a name that depends on everything that was checked,
+files by their size and times. When training has tokenized more data, entries from before are not used, because a plan
+then counts all samples.
 """
 
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from json import dumps
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -26,23 +27,23 @@ from rptrain.data.template import load_template
 from rptrain.utils.files import read_small_text
 
 FOLDER = "plans"
-KEPT = 100  # findings; the oldest are deleted
-READERS = ("jinja2", "tokenizers", "transformers")  # packages that decide what is found
+KEPT = 100  # entries; the oldest are deleted
+PACKAGES = ("jinja2", "rptrain", "tokenizers", "transformers")  # whose versions decide what is found
 
 
 @dataclass(frozen=True)
-class Known:
+class DataChecks:
     """Warnings about the data of a run that may start, and their amount; None if it is unknown."""
 
     warnings: tuple[str, ...]
     amount: Amount | None
 
 
-_CHECKED = TypeAdapter(Known)
+_CHECKED = TypeAdapter(DataChecks)
 
 
 def path_of(config: Config, model_dir: Path, vocab_size: int) -> Path:
-    """The file of what is known about the data of a config, which may not exist.
+    """The file of the checks of a config's data, which may not exist.
 
     UserError or OSError if a file that the data or the tokenizer needs does not exist.
     """
@@ -56,34 +57,45 @@ def path_of(config: Config, model_dir: Path, vocab_size: int) -> Path:
     settings = data.model_dump(mode="json", exclude={"chat_template"})
     train = config.train.seed, config.train.global_batch_size
     found = (settings, template, *train, config.eval.questions > 0, vocab_size, [_stamp(file) for file in files])
-    code = code_hash(), *map(version, READERS)
+    code = code_hash(), *map(version, PACKAGES), _pyarrow()
     tokenized = sorted(path.name for path in tokens.glob("*.safetensors"))
     name = sha256(dumps([found, code, tokenized]).encode(errors="surrogatepass")).hexdigest()
-    return tokens / FOLDER / f"{name}.json"
+    return default_folder() / FOLDER / f"{name}.json"  # wherever data.cache_dir is: a plan makes no folder there
 
 
-def load(path: Path) -> Known | None:
-    """What is known; None if nothing is, or if the file is damaged."""
+def load(path: Path) -> DataChecks | None:
+    """The checks of an earlier plan; None if there are none, or if the file is damaged."""
     try:
         return _CHECKED.validate_json(read_small_text(path))
     except (OSError, ValueError):
         return None
 
 
-def store(path: Path, known: Known) -> None:
-    """Keeps what is known, unless the disk does not take it: then the next plan finds it out again."""
-    with suppress(OSError):
+def store(path: Path, checks: DataChecks) -> None:
+    """Stores checks for later plans; they make them again if the disk is full or does not allow it.
+
+    The same holds for warnings with names of files that are not UTF-8, which JSON cannot hold (a ValueError).
+    """
+    with suppress(OSError, ValueError):
+        content = _CHECKED.dump_json(checks)
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, suffix=PARTIAL, delete=False) as file:
             try:
-                file.write(_CHECKED.dump_json(known))
+                file.write(content)
                 file.flush()
                 os.replace(file.name, path)
             finally:  # it still exists if it was not finished
                 with suppress(FileNotFoundError):
                     os.unlink(file.name)
-        for old in sorted(path.parent.iterdir(), key=os.path.getmtime)[:-KEPT]:
+        for old in sorted(path.parent.glob("*.json"), key=os.path.getmtime)[:-KEPT]:
             old.unlink()
+
+
+def _pyarrow() -> str | None:
+    """The version of the package that reads Parquet and Arrow files, if it is installed."""
+    with suppress(PackageNotFoundError):
+        return version("pyarrow")
+    return None
 
 
 def _stamp(file: Path) -> tuple[str, int, int, int, int]:
