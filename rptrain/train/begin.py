@@ -18,7 +18,6 @@ from rptrain.planner.refusals import check_adapters
 from rptrain.planner.simulated_step import simulated_step
 from rptrain.runs import events
 from rptrain.runs.event_log import EventLog
-from rptrain.runs.listing import GLANCE
 from rptrain.runs.process import ProcessId
 from rptrain.runs.run_dir import OWN, RunDir, begin, changed, find
 from rptrain.runs.view import RunView
@@ -39,7 +38,10 @@ LOOK = 0.1  # seconds between two looks for it
 
 @dataclass(frozen=True)
 class Begun:
-    """A run that was begun or resumed. `records`: where this process keeps its events. `end` writes the last one."""
+    """A run that was begun or resumed. `records`: where this process keeps its events. `end` writes the last one.
+
+    `trained`: the seconds that earlier processes trained it, up to their last record.
+    """
 
     run: RunDir
     records: RunDir
@@ -47,6 +49,7 @@ class Begun:
     job: Job
     log: EventLog
     end: RunEnd
+    trained: float
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def begin_run(prepared: Prepared, group: Group, watchdog: Watchdog, stack: ExitS
     log = log or stack.enter_context(EventLog(run.events_path))
     if group.kept is not None:
         group.kept.set(RUN, str(run.path.absolute()))
-    return Begun(run, run, checkpoint, prepared.job, log, RunEnd(run, log, watchdog, alone=group.peers is None))
+    end = RunEnd(run, log, watchdog, alone=group.peers is None)
+    return Begun(run, run, checkpoint, prepared.job, log, end, RunView(run.path).trained)
 
 
 def share(
@@ -129,14 +133,14 @@ def _join(
     records = run.of_process(group.rank)
     records.path.mkdir(mode=0o700, exist_ok=True)
     log = stack.enter_context(EventLog(records.events_path))
-    return Begun(run, records, checkpoint, job, log, RunEnd(run, log, watchdog, alone=False))
+    end = RunEnd(run, log, watchdog, alone=False)
+    return Begun(run, records, checkpoint, job, log, end, RunView(records.path).trained)
 
 
-def record_start(records: RunDir, log: EventLog, job: Job, processes: int) -> None:
-    """Record what this process trains, and how many processes do so together. `records`: of this process."""
+def record_start(log: EventLog, job: Job, processes: int, trained: float) -> None:
+    """Record what this process trains, and how many processes do so together. `trained`: see Begun."""
     process = ProcessId.of(os.getpid())
     model, parameters = job.config.model.path, job.spec.num_parameters
-    trained = RunView(records.path, large=GLANCE).trained
     log.write(events.RunStarted(job.config.digest, rptrain.__version__, job.devices, model, parameters, trained))
     places = tuple(place.to_event() for place in job.memory.places)
     log.write(

@@ -82,6 +82,7 @@ class Trainer:
         self._last = begun.job.total_steps  # the last step; early stopping makes it an earlier one
         self._running: _RunningStep | None = None  # the newest step, until it is reported
         self._next = 0  # steps that were submitted
+        self._trained = begun.trained
         self._clock = Clock()
         self._throughput = Throughput(self._clock)
         self._step_times = StepTimes(COMPARED)
@@ -95,7 +96,7 @@ class Trainer:
     def run(self, checkpoint: Path | None) -> None:
         """Train and export the model, from new weights or from a checkpoint."""
         job = self._job
-        record_start(self._records, self._log, job, self._group.size)
+        record_start(self._log, job, self._group.size, self._trained)
         record_plan(self._log, job)
         with self._doing("loading"):
             self._load(checkpoint)

@@ -19,6 +19,7 @@ from rptrain.engine.devices.base import STREAMS
 from rptrain.models import registry
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
+from rptrain.runs.view import RunView
 from rptrain.schedule.plan import Plan
 from rptrain.utils.errors import TrainingError, UserError
 
@@ -179,8 +180,10 @@ def test_killed_before_anything_was_saved(folder, trainers, undisturbed):
 def test_killed_after_the_last_save(folder, trainers, undisturbed):
     """All steps are done, and only the export is left."""
     assert trainers.train(folder, *EVERY_TWO, save=(6, 19)) == -signal.SIGKILL
+    trained = RunView(folder / "runs/run").trained
     run = tools.train_here(folder, *EVERY_TWO)
     assert [event.step for event in tools.events(run, events.Resumed)] == [6]
+    assert [event.trained for event in tools.events(run, events.RunStarted)] == [0.0, trained]
     check_same(run, undisturbed())
 
 
