@@ -13,7 +13,7 @@ from rptrain.runs.tail import LARGE, Tail
 
 RECENT = 480  # snapshots: two minutes
 LANES = 1 << 20  # bytes of lanes.jsonl that are read: more than RECENT snapshots
-LANES_SHARE = 8  # `large` is that many times the bytes of lanes.jsonl that are read for a glance
+LANES_SHARE = 4  # `large` is that many times the bytes of lanes.jsonl that are read for a glance
 BATCH = 500  # lines parsed at a time
 LONGEST = 1 << 20  # bytes of a line: longer ones are skipped, no record in a view is that long
 _UNREAD = b'"event":"slots"'  # in long records that a view does not use

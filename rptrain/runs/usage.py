@@ -32,8 +32,10 @@ class Usage:
                 column.append(value)
 
     def curve(self, name: str, recent: Sequence[Snapshot]) -> tuple[list[float], list[float]]:
-        """Unix times and values of a column, to the end of the newest snapshots."""
-        count = len(self._times)
+        """Unix times and values of a column, to the end of the newest snapshots. Of a sample of a long run's snapshots,
+        those at the end count.
+        """
+        count, recent = len(self._times), _without_gap(recent)
         if recent and count and recent[-1].time >= self._times[-1]:
             count = bisect_left(self._times, recent[0].time + MINUTE)
         xs, ys = list(self._times[:count]), list(self._columns[name][:count])
@@ -43,6 +45,15 @@ class Usage:
             xs.append(progress.time)
             ys.append(_row(progress)[COLUMNS.index(name)])
         return xs, ys
+
+
+def _without_gap(recent: Sequence[Snapshot]) -> list[Snapshot]:
+    """The newest snapshots that follow each other within BUCKET seconds."""
+    shots = list(recent)
+    start = len(shots) - 1
+    while start > 0 and shots[start].time - shots[start - 1].time <= BUCKET:
+        start -= 1
+    return shots[max(start, 0) :]
 
 
 def progress_of(shots: Sequence[Snapshot], step: int) -> Progress:

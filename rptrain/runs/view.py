@@ -256,11 +256,13 @@ class RunView:
         return self.trained if self.ended else self._earlier + max(now - self.taken_up, 0.0)
 
     def trained_at(self, time: float) -> float:
-        """As `seconds`, at a Unix time since the beginning."""
+        """The seconds of `seconds` that had passed at a Unix time. Of a sample of a long run, starts may be missing."""
         if not self._starts:
             return 0.0
-        started, earlier = self._starts[max(bisect_right(self._starts, (time, inf)) - 1, 0)]
-        return earlier + max(time - started, 0.0)
+        index = bisect_right(self._starts, (time, inf))
+        started, earlier = self._starts[max(index - 1, 0)]
+        later = self._starts[index][1] if 0 < index < len(self._starts) else inf
+        return min(earlier + max(time - started, 0.0), later)
 
     @property
     def trained(self) -> float:

@@ -51,6 +51,16 @@ def test_the_last_two_minutes_keep_their_detail():
     assert xs[:4] == [60.0, 120.0, 125.0, 130.0] and xs[-1] == 190.0, "the record at 120 covers 60 to 120"
 
 
+def test_a_sample_of_snapshots_hides_no_record():
+    """Of a long run, some snapshots of its beginning and middle are read, too."""
+    usage = Usage()
+    for minute in range(1, 61):
+        usage.append(progress_of([shot(60.0 * minute, 1.0)], 1))
+    sampled = [shot(2.0 + n / 2, 0.5) for n in range(8)] + [shot(1800.0 + n / 2, 0.5) for n in range(8)]
+    xs, _ = usage.curve("busy", [*sampled, *(shot(3595.0 + n / 2, 0.5) for n in range(20))])
+    assert xs == [*(60.0 * minute for minute in range(1, 61)), 3604.5]
+
+
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_a_run_that_has_just_begun(count: int):
     xs, ys = Usage().curve("busy", [shot(1.0 + n / 2, 0.5) for n in range(count)])

@@ -141,7 +141,7 @@ def test_a_process_records_how_long_earlier_ones_took(tmp_path):
     write(tmp_path, START | {"time": 900.0, "trained": 40.0}, process(time=900.0), step(2) | {"time": 910.0})
     view = RunView(tmp_path)
     assert (view.trained, view.seconds(915.0)) == (50.0, 55.0)
-    assert [view.trained_at(time) for time in (90.0, 110.0, 900.0, 905.0)] == [0.0, 10.0, 40.0, 45.0]
+    assert [view.trained_at(time) for time in (90.0, 110.0, 500.0, 900.0, 905.0)] == [0.0, 10.0, 40.0, 40.0, 45.0]
 
 
 def test_two_steps_that_end_together_give_no_pace(tmp_path):
