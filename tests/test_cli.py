@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -363,9 +364,10 @@ def test_runs_are_compared_by_name():
             for event in (Step(1, loss, 1e-3, 1.0, 64, 32, 100.0), Evaluation(1, VALIDATION_LOSS, loss)):
                 file.write(f"{to_line(event)}\n")
     assert "validation" in run("runs").stdout.splitlines()[0]
-    compared = {line.split("  ")[0]: line.split()[-3:] for line in run("runs", "slow", "runs/fast").stdout.splitlines()}
-    assert compared["lowest validation loss"] == ["2.5000", "1.2500", "(best)"]
-    assert compared["optim.learning_rate"][1:] == ["0.001", "0.006"]
+    lines = [re.split(r"  +", line.strip()) for line in run("runs", "slow", "runs/fast").stdout.splitlines()]
+    compared = {name: cells for name, *cells in lines}
+    assert compared["lowest validation loss"] == ["2.5000 at 1", "1.2500 at 1 (best)"]
+    assert compared["optim.learning_rate"] == ["0.001", "0.006"]
     assert [one["validation_loss"] for one in json.loads(run("runs", "fast", "slow", "--json").stdout)] == [1.25, 2.5]
     assert "did you mean fast?" in run("runs", "fest").stderr
 

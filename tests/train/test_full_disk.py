@@ -204,7 +204,7 @@ def test_tokens_that_cannot_be_cached(folder, disk):
     line = "--config", folder / "run.toml", f"data.train.0.path={folder}/data.jsonl", f"data.cache_dir={folder}/kept"
     met = fill(disk, "/kept$")
     told = tools.invoke(*line)
-    said = f"{folder}/kept: the token cache cannot be written: No space left on device; free disk space (all files"
+    said = f"{folder}/kept: the token cache cannot be written: No space left on device; free disk space (its"
     assert met and told.exit_code == 2 and said in told.stderr, told.stderr
     assert not (folder / "runs").exists() and not list((folder / "kept").iterdir())
     disk.undo()
