@@ -1,7 +1,6 @@
 """The New run screen: a config with its plan, to edit and start."""
 
 import asyncio
-import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,9 +26,10 @@ from rptrain.tui.screens.picker import Picker
 from rptrain.tui.services import heavy
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.edits import Edits
-from rptrain.tui.services.fields import Field, field_of, schema_name
+from rptrain.tui.services.fields import Field, field_of
 from rptrain.tui.services.helper import HelperError
 from rptrain.tui.services.launch import free_name
+from rptrain.tui.services.setting_text import STOPS, about, reason_of
 from rptrain.tui.widgets.advice_list import AdviceList
 from rptrain.tui.widgets.form import Form
 from rptrain.tui.widgets.key_bar import KeyBar
@@ -40,13 +40,6 @@ from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError, describe
 
 PAUSE = 0.35  # seconds without typing before a plan is made
-STOPS = {  # what can have the focus besides settings, by id
-    "start": "Start: enter saves the config and starts the run (ctrl+r does so from everywhere)",
-    "save": "Save: enter saves the config (ctrl+s does so from everywhere)",
-    "plan": "The plan of these settings: up and down scroll it",
-    "advice": "Changes that make the run fit: enter applies the highlighted one",
-    "samples": "Samples of the data: up and down scroll them; ctrl+t shows all samples",
-}
 
 
 class NewRun(Screen[None]):
@@ -202,7 +195,7 @@ class NewRun(Screen[None]):
             self._show_samples()
 
     def _mark(self) -> None:
-        self.query_one(Form).mark({key: _reason(key, message) for key, message in self._edits.invalid.items()})
+        self.query_one(Form).mark({key: reason_of(key, message) for key, message in self._edits.invalid.items()})
 
     async def _note_name(self) -> None:
         """Says below the name if another run has it, and which one this run will get."""
@@ -321,7 +314,7 @@ class NewRun(Screen[None]):
         """Explains what has the focus: messages may arrive when another one has it."""
         field = self.query_one(Form).focused_field
         stop = self.focused.id if self.focused else None
-        self.query_one("#about", Static).update(_about(field) if field else STOPS.get(stop or "", ""))
+        self.query_one("#about", Static).update(about(field) if field else STOPS.get(stop or "", ""))
 
     @on(Button.Pressed, "#save")
     @work
@@ -493,14 +486,3 @@ class NewRun(Screen[None]):
         self._edits = Edits(self._draft)
         await self._show_draft()
         self.notify(f"using the settings of {run.name}")
-
-
-def _about(field: Field) -> str:
-    hint = "  ·  enter: what is on this machine" if field.is_listed else ""
-    return f"{field.name}: {field.about}{hint}"
-
-
-def _reason(key: str, message: str) -> str:
-    """A message without the key, or that of an item of its list, for the place beside its value."""
-    names = f"{re.escape(key)}|{re.escape(schema_name(key))}"
-    return re.sub(rf"\A`?(?:{names})(?:\.\d+)?`?[: ]*", "", message)
