@@ -12,11 +12,9 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from json import dumps
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from pydantic import TypeAdapter
 
-from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.checkpoint.base_files import base_paths
 from rptrain.config.schema import Config
 from rptrain.data.amount import Amount
@@ -25,6 +23,7 @@ from rptrain.data.folders import choose
 from rptrain.data.loader import RANDOM
 from rptrain.data.template import load_template
 from rptrain.utils.files import read_small_text
+from rptrain.utils.replacing import replace_file
 
 FOLDER = "plans"
 KEPT = 100  # entries; the oldest are deleted
@@ -79,14 +78,7 @@ def store(path: Path, checks: DataChecks) -> None:
     with suppress(OSError, ValueError):
         content = _CHECKED.dump_json(checks)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, suffix=PARTIAL, delete=False) as file:
-            try:
-                file.write(content)
-                file.flush()
-                os.replace(file.name, path)
-            finally:  # it still exists if it was not finished
-                with suppress(FileNotFoundError):
-                    os.unlink(file.name)
+        replace_file(path, content)
         for old in sorted(path.parent.glob("*.json"), key=os.path.getmtime)[:-KEPT]:
             old.unlink()
 
