@@ -4,6 +4,7 @@ A file has the safetensors format, with a header of fixed size, which is written
 name and renamed at the end: if two runs tokenize the same file at once, either may be last; mapped files stay valid.
 """
 
+import errno
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from rptrain.data.tokens import TOKENS, Builder, Document, Stream
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import file_sha256, open_regular
 from rptrain.utils.parallel import in_parallel
-from rptrain.utils.paths import from_environment
+from rptrain.utils.paths import from_environment, writable_place
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ HEADER = 1 << 16  # bytes before the arrays
 SMALL = 1 << 20  # bytes of arrays that are read instead of mapped: a process may have only so many open files
 PIECE = 1 << 24  # bytes per thread and hash
 ABANDONED = 86400  # seconds after which a temporary file counts as abandoned
+FULL = (errno.EDQUOT, errno.EFBIG, errno.ENOSPC)  # the errors of a full disk, or of a limit
 NAMES = {np.int32: "I32", np.bool_: "BOOL"}
 
 
@@ -99,9 +101,19 @@ def load(folder: Path, key: str) -> tuple[Stream, Tally] | None:
         return None
 
 
+def check_folder(folder: Path) -> None:
+    """UserError if no tokens are in a folder and none could be written there, as far as can be told without writing."""
+    if not any(folder.glob("*.safetensors")):
+        try:
+            writable_place(folder)
+        except OSError as error:
+            raise _not_written(folder, error) from error
+
+
 def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -> Stream:
-    """Writes documents as they arrive; `tally` is complete after the last. Raises UserError if the disk is full."""
+    """Writes documents as they arrive; `tally` is complete after the last. Raises UserError if that fails."""
     try:
+        writable_place(folder)
         folder.mkdir(parents=True, exist_ok=True)
         _clean(folder)
         with NamedTemporaryFile(dir=folder, prefix=f".{key}-", suffix=PARTIAL, delete=False) as file:
@@ -138,11 +150,17 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
                     os.unlink(file.name)
         return _read(path, key)[0]
     except OSError as error:
-        raise UserError(
-            f"{folder}: the token cache cannot be written: {error.strerror or error}; free disk space (its "
-            "*.safetensors files may be deleted while no run uses them), or set data.cache_dir to a folder on another "
-            "disk"
-        ) from error
+        raise _not_written(folder, error) from error
+
+
+def _not_written(folder: Path, error: OSError) -> UserError:
+    advice = "set data.cache_dir to another folder"
+    if error.errno in FULL:
+        advice = (
+            "free disk space (its *.safetensors files may be deleted while no run uses them), or set data.cache_dir to "
+            "a folder on another disk"
+        )
+    return UserError(f"{folder}: the token cache cannot be written: {error.strerror or error}; {advice}")
 
 
 def _path(folder: Path, key: str) -> Path:

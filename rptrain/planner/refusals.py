@@ -16,11 +16,13 @@ from rptrain.checkpoint.atomic_dir import REPLACED, beside
 from rptrain.checkpoint.base_files import check_base_files
 from rptrain.checkpoint.export import check_names
 from rptrain.config.resolve import Resolved
-from rptrain.config.schema import Config
+from rptrain.config.schema import Config, Data
 from rptrain.data import plan_cache
 from rptrain.data.amount import Amount, amount_of
+from rptrain.data.cache import check_folder, default_folder
 from rptrain.data.datasets import check_vocabulary, find_tokenizer
 from rptrain.data.excerpt import PLANNING, Excerpt, excerpt
+from rptrain.data.loader import RANDOM
 from rptrain.data.plan_cache import DataChecks
 from rptrain.inference.evaluate import check_questions
 from rptrain.models.spec import ModelSpec
@@ -65,6 +67,7 @@ def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -
                 checks.make("train.method", check_adapters, config, files)
                 if resumed is None and files is not None:
                     checks.make("lora.adapter", adapter_of, config, spec)
+    checks.make("data.cache_dir", check_token_cache, config.data)
     data = _data_checks(config, model_dir, spec, checks)
     return Readiness(tuple(checks.refusals), data.warnings, data.amount)
 
@@ -144,6 +147,12 @@ def check_trackers(names: Sequence[str]) -> None:
                 f'log.report_to names "{name}", but {TRACKERS[name]} is not installed: pip install "rptrain[{name}]", '
                 "or remove it from log.report_to"
             )
+
+
+def check_token_cache(data: Data) -> None:
+    """UserError if the tokens of files cannot be written to the cache."""
+    if any(source.path != RANDOM and not source.path.startswith("builtin:") for source in (*data.train, *data.val)):
+        check_folder(Path(data.cache_dir) if data.cache_dir else default_folder())
 
 
 def check_resumable(run: RunDir) -> None:

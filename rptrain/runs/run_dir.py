@@ -27,7 +27,7 @@ from rptrain.runs.control import FOLDER
 from rptrain.runs.event_log import has_saved, is_finished
 from rptrain.runs.process import FOLDER as PROCESSES
 from rptrain.utils.errors import UserError
-from rptrain.utils.paths import inside
+from rptrain.utils.paths import inside, writable_place
 from rptrain.utils.replacing import remove_unfinished, replace_file
 
 log = logging.getLogger(__name__)
@@ -196,17 +196,11 @@ class RunDir:
 
 def check_creatable(output_dir: Path | str, run_name: str) -> None:
     """UserError if a run could not be created, as far as can be told without writing."""
-    parent, code = Path(output_dir), 0
+    parent = Path(output_dir)
     try:
-        place = next(folder for folder in (parent, *parent.absolute().parents) if os.path.lexists(folder))
-        if not place.is_dir():
-            code = errno.ENOTDIR
-        elif not os.access(place, os.W_OK | os.X_OK):
-            code = errno.EACCES
-        elif len(os.fsencode(run_name)) > os.pathconf(place, "PC_NAME_MAX"):
-            code = errno.ENAMETOOLONG
-        if code:
-            raise OSError(code, os.strerror(code))
+        place = writable_place(parent)
+        if len(os.fsencode(run_name)) > os.pathconf(place, "PC_NAME_MAX"):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         os.lstat(place / run_name)
     except FileNotFoundError:
         return

@@ -19,7 +19,7 @@ from rptrain.planner.simulated_step import simulated_step
 from rptrain.runs import events
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.process import ProcessId
-from rptrain.runs.run_dir import OWN, RunDir, begin, changed, find
+from rptrain.runs.run_dir import OWN, RunDir, begin, changed, check_creatable, find, forks
 from rptrain.runs.view import RunView
 from rptrain.train.group import Group
 from rptrain.train.job import Job, prepare_job, resolve_auto
@@ -68,6 +68,8 @@ def prepare_run(resolved: Resolved, launch: Launch | None, group: Group, stack: 
     Everything is checked before memory is allocated. UserError for what a user can fix. The stack closes the log.
     """
     found = find(_restarted(resolved, group))  # a run that cannot be resumed is reported before data is read
+    if found is None or forks(*found):  # seen before data is read
+        check_creatable(resolved.config.save.output_dir, resolved.config.log.run_name or "run")
     resume = None if found is None else Resume.open(*found, stack)
     resolved, job = _prepare(resolved, found, launch, resumed=found is not None)
     if resume is not None:

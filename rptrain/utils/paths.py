@@ -1,5 +1,6 @@
-"""Paths that begin with a home directory, and paths that must not lead out of a folder."""
+"""Paths that begin with a home directory, that must not lead out of a folder, or where something will be written."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -64,3 +65,22 @@ def leads_out(folder: str | os.PathLike[str], path: str | os.PathLike[str]) -> b
     place = Path(os.path.realpath(folder))
     blobs = [repository.parent / "blobs" for repository in (place, *place.parents) if repository.name == "snapshots"]
     return not any(leads_inside(allowed, path) for allowed in (place, *blobs))
+
+
+def writable_place(folder: Path) -> Path:
+    """The folder, or if it is missing the nearest one above it, in which it can be created; nothing is written.
+
+    OSError if nothing can be written there, as far as it shows. Its `strerror` names the path that is the cause.
+    """
+    place = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not place.is_dir():
+        missing = place.is_symlink() and not place.exists()
+        raise OSError(errno.ENOTDIR, f"{place} is {'a link to a missing path' if missing else 'not a folder'}")
+    system = os.statvfs(place)
+    if system.f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, f"{place} is on a read-only file system")
+    if not (system.f_blocks or place.stat().st_mode & 0o222):  # not even root creates files in /proc and /sys
+        raise OSError(errno.EPERM, f"{place} is a folder of the operating system")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise OSError(errno.EACCES, f"{place} may not be written")
+    return place

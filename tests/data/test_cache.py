@@ -294,7 +294,7 @@ def test_a_file_that_a_folder_names_and_that_is_not_there(folder, tokenizer, nam
 
 def test_nowhere_to_keep_tokens(folder, tokenizer):
     (folder / "kept").write_text("a file")
-    with pytest.raises(UserError, match=r"kept: the token cache cannot be written: .* set data.cache_dir"):
+    with pytest.raises(UserError, match=r"cannot be written: .*kept is not a folder; set data.cache_dir to another"):
         go(folder, tokenizer)
 
 

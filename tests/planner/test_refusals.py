@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rptrain.data import plan_cache
+from rptrain.data.cache import check_folder
 from rptrain.data.datasets import find_tokenizer
 from rptrain.planner import refusals as module
 from rptrain.runs.run_dir import RunDir, check_creatable
@@ -61,7 +62,18 @@ def refusals(*overrides: str) -> dict[str, str]:
         (["model.path=no-tokenizer", "data.train.0.path=chats.jsonl"], "model.path", "there is no tokenizer"),
         (["model.path=tiny-tasks", "train.method=lora"], "train.method", "adapters need pretrained weights"),
         (["train.method=lora", "lora.adapter=none"], "lora.adapter", "none"),
-        (["save.output_dir=run.toml/runs"], "save.output_dir", "Not a directory"),
+        (["save.output_dir=run.toml/runs"], "save.output_dir", "run.toml is not a folder; change save.output_dir"),
+        (["save.output_dir=/proc/runs"], "save.output_dir", "/proc is a folder of the operating system; change"),
+        (
+            ["data.train.0.path=chats.jsonl", "data.cache_dir=run.toml"],
+            "data.cache_dir",
+            "run.toml is not a folder; set",
+        ),
+        (
+            ["data.train.0.path=chats.jsonl", "data.cache_dir=gone"],
+            "data.cache_dir",
+            "gone is a link to a missing path",
+        ),
         (["save.resume=none"], "save.resume", "none is neither a run nor a checkpoint"),
     ],
 )
@@ -69,6 +81,7 @@ def test_what_is_refused(overrides: list[str], key: str, message: str, folder: P
     (folder / "chats.jsonl").write_text(chats("cba"))
     (folder / "empty.jsonl").write_text("")
     (folder / "bad.jsonl").write_text('{"question": 1}\n')
+    (folder / "gone").symlink_to("nowhere")
     tools.write_model(folder / "no-tokenizer")
     (folder / "no-tokenizer/tokenizer.json").unlink()
     found = refusals(*overrides)
@@ -116,8 +129,17 @@ def test_a_folder_in_which_nothing_can_be_created(folder: Path, monkeypatch: pyt
             said.add(str(raised.value))
         assert len(said) == 1, "training says the same"
     monkeypatch.setattr(os, "access", lambda place, mode: False)
-    with pytest.raises(UserError, match="Permission denied; change"):
+    with pytest.raises(UserError, match="may not be written; change"):
         check_creatable(folder, "run")
+
+
+def test_a_token_cache_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda place, mode: False)
+    with pytest.raises(UserError, match=r"kept: the token cache cannot be written: .* may not be written; set data\."):
+        check_folder(folder / "kept")
+    (folder / "kept").mkdir()
+    (folder / "kept/a.safetensors").write_bytes(b"")
+    check_folder(folder / "kept")  # it may have all that is needed
 
 
 def test_what_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
-"""Paths that begin with a home directory, and paths that must not lead out of a folder."""
+"""Paths that begin with a home directory, that must not lead out of a folder, or where something will be written."""
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rptrain.utils.errors import UserError
-from rptrain.utils.paths import expanded, expanded_text, from_environment, inside
+from rptrain.utils.paths import expanded, expanded_text, from_environment, inside, writable_place
 
 
 def test_the_home_directory_replaces_the_tilde(monkeypatch):
@@ -59,3 +61,29 @@ def test_a_relative_folder(tmp_path, monkeypatch):
     Path("x").symlink_to("/dev/null")
     with pytest.raises(UserError, match=r"x leads to /dev/null, outside of \.: "):
         inside(".", "x")
+
+
+def test_where_a_folder_would_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "gone").symlink_to("nowhere/else")
+    (tmp_path / "near").symlink_to(".")
+    before = sorted(tmp_path.iterdir())
+    assert writable_place(tmp_path / "a/b") == writable_place(tmp_path) == tmp_path
+    assert writable_place(tmp_path / "near/a") == tmp_path / "near"
+    monkeypatch.chdir(tmp_path)
+    assert writable_place(Path("a/b")) == tmp_path and writable_place(Path("near")) == Path("near")
+
+    def refused(folder: Path) -> str:
+        with pytest.raises(OSError) as raised:
+            writable_place(folder)
+        return str(raised.value.strerror)
+
+    assert refused(tmp_path / "file/a") == f"{tmp_path}/file is not a folder"
+    assert refused(tmp_path / "gone") == f"{tmp_path}/gone is a link to a missing path"
+    assert refused(Path("/proc/a")) == "/proc is a folder of the operating system"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY, f_blocks=1))
+        assert refused(tmp_path / "a") == f"{tmp_path} is on a read-only file system"
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert refused(tmp_path / "a") == f"{tmp_path} may not be written"
+    assert sorted(tmp_path.iterdir()) == before, "nothing is written"
