@@ -28,8 +28,9 @@ from typer.testing import CliRunner, Result
 import rptrain.train.replan
 import rptrain.train.save
 import rptrain.train.trainer
-from rptrain import cli
 from rptrain.checkpoint.atomic_dir import KIND, STATE, written_aside
+from rptrain.cli import argv
+from rptrain.cli.commands import app
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.engine.meter import Measured
 from rptrain.inference.generate import Request, generate_text
@@ -115,7 +116,7 @@ def command(*arguments: str | Path, environment: Mapping[str, str] | None = None
 
 def invoke(*arguments: str | Path) -> Result:
     """The command line in this process."""
-    return CliRunner().invoke(cli.app, cli.arguments([str(argument) for argument in arguments]))
+    return CliRunner().invoke(app, argv.arguments([str(argument) for argument in arguments]))
 
 
 def generated(source: Path, prompts: list[str], most: int, temperature: float, seed: int, raw: bool) -> list[str]:

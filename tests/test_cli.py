@@ -17,9 +17,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from typer.testing import CliRunner, Result
 
-from rptrain import cli
 from rptrain.checkpoint.atomic_dir import written_aside
 from rptrain.checkpoint.export_progress import KIND, Report
+from rptrain.cli import argv
+from rptrain.cli.commands import MessageFormatter, app
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.runs.events import VALIDATION_LOSS, Evaluation, Step, to_line
 from rptrain.runs.run_dir import RunDir, begin
@@ -39,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, cli.arguments(list(arguments)))
+    return CliRunner().invoke(app, argv.arguments(list(arguments)))
 
 
 def replace(monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
@@ -198,7 +199,7 @@ def test_long_arguments_are_not_repeated(arguments):
 
 def test_warnings_are_messages():
     record = logging.LogRecord("rptrain", logging.WARNING, "", 0, "%s\x1b", ("a\n" * 30,), None)
-    assert cli.MessageFormatter().format(record).endswith("\n… and 11 more lines")
+    assert MessageFormatter().format(record).endswith("\n… and 11 more lines")
 
 
 # --dry-run
@@ -286,8 +287,8 @@ def test_on_a_terminal_it_asks_before_an_export_is_replaced(monkeypatch, folder,
     monkeypatch.setattr("rptrain.cli.models.is_terminal", lambda stream: True)
     with written_aside(folder / "out", {"kind": KIND}, 0) as aside:
         aside.write("weights", [b"x"])
-    arguments = cli.arguments(["export", ".", "--to", "out"])
-    result = CliRunner().invoke(cli.app, arguments, input=answer)
+    arguments = argv.arguments(["export", ".", "--to", "out"])
+    result = CliRunner().invoke(app, arguments, input=answer)
     assert "Replace the export in out?" in result.stderr and (result.exit_code, bool(calls)) == (0, exported)
     monkeypatch.setattr("rptrain.cli.models.is_terminal", lambda stream: False)
     assert run("export", ".", "--to", "out").stdout == "out\n", "a script is not asked"
@@ -489,3 +490,25 @@ def test_interrupt_and_failure_as_a_shell_sees_them(folder):
     assert python("-c", script.replace("{error}", "KeyboardInterrupt"), cwd=folder).code == 130
     unread = python("-c", script.replace("{error}", "BrokenPipeError(32, 'Broken pipe')"), cwd=folder)
     assert (unread.code, unread.err) == (1, "")
+
+
+EARLY = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+from rptrain.cli import main
+class Interrupting(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["rptrain", *{arguments!r}]
+main()
+"""
+
+
+@pytest.mark.parametrize("arguments", [["runs"], ["attach"]])
+def test_an_interrupt_while_the_program_starts(folder, arguments):
+    done = python("-c", EARLY.format(module="typer", arguments=arguments), cwd=folder)
+    assert (done.code, done.err) == (130, "\ninterrupted\n")
+    done = python("-c", EARLY.format(module="rptrain.runs.signals", arguments=arguments), cwd=folder)
+    assert (done.code, done.err) == (-signal.SIGINT, ""), "no traceback"

@@ -30,7 +30,7 @@ from benchmarks.bad_inputs.sound import make
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
-    *("rptrain.cli", "rptrain.train.run", "rptrain.inference.generate", "rptrain.checkpoint.export"),
+    *("rptrain.cli.commands", "rptrain.train.run", "rptrain.inference.generate", "rptrain.checkpoint.export"),
     *("rptrain.planner.report", "rptrain.planner.text", "rptrain.bench.run", "rptrain.bench.show"),
     *("rptrain.runs.listing", "rptrain.data.preview", "rptrain.tui.start", "rptrain.data.loader"),
     *("transformers.models.auto.tokenization_auto", "transformers.models.auto.modeling_auto", "tokenizers"),

@@ -1,4 +1,4 @@
-"""`rptrain FILE.toml`: the interface on a config file; without a terminal the file is trained (see cli/__init__)."""
+"""`rptrain FILE.toml`: the interface on a config file; without a terminal the file is trained (see argv.py)."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,6 +1,5 @@
 """`rptrain` without a command, and messages about wrong arguments."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -9,11 +8,9 @@ import typer
 from typer.core import TyperGroup
 
 from rptrain import __version__
+from rptrain.cli.argv import arguments
 from rptrain.cli.exits import exit_codes
-from rptrain.utils.text import as_message, is_terminal
-
-OPEN = "open"
-_GLOBAL_OPTIONS = ("--help", "--version", "--keys", "--install-completion", "--show-completion")
+from rptrain.utils.text import as_message
 
 # Raised for wrong arguments; by which package depends on the version of typer, which exports a subclass only.
 UsageError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
@@ -36,20 +33,6 @@ class Commands(TyperGroup):
         train = self.get_command(ctx, "train")
         more = [] if train is None else train.shell_complete(ctx, incomplete)
         return [*super().shell_complete(ctx, incomplete), *(item for item in more if item.value == "--config")]
-
-
-def arguments(given: list[str]) -> list[str]:
-    """The arguments, with the command `train` added if no command is named.
-
-    A config file alone is opened in the interface if there is a terminal.
-    """
-    first = given[0] if given else ""
-    if first.endswith(".toml") and "=" not in first and not first.startswith("-"):
-        alone = len(given) == 1 and is_terminal(sys.stdin) and is_terminal(sys.stdout)
-        return [OPEN, first] if alone else ["train", "--config", *given]
-    if (first.startswith("-") and first not in _GLOBAL_OPTIONS) or "=" in first:
-        return ["train", *given]
-    return given
 
 
 @contextmanager

@@ -82,6 +82,18 @@ class Signals:
             self._handled, self.received = False, 0
 
     @contextmanager
+    def starting(self) -> Iterator[None]:
+        """End the process at the first signal as long as the context lasts: a program starts that handles signals
+        itself, later.
+        """
+        with self.handled():
+            self._at_once = True
+            try:
+                yield
+            finally:
+                self._at_once = False
+
+    @contextmanager
     def importing(self) -> Iterator[None]:
         """End the process at the first signal while modules are imported, if signals are handled for the rest of it.
 

@@ -109,7 +109,7 @@ PLAN = """
 import sys
 import rptrain.checkpoint.export, rptrain.inference.generate, rptrain.train.run
 from rptrain.checkpoint import adapter_config
-from rptrain.cli import app
+from rptrain.cli.commands import app
 assert not app(["plan", "--config", sys.argv[1], "lora.r=4"], standalone_mode=False)
 print("peft" in sys.modules)
 adapter_config.make()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rptrain import cli
+from rptrain.cli.commands import app
 
 PROGRAM = """
 import sys
@@ -40,7 +40,7 @@ def completed(line: str) -> list[str]:
     """What bash offers at the end of a line."""
     words = shlex.split(line) + ([""] if line.endswith(" ") else [])
     environment = {"_RPTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    done = CliRunner().invoke(cli.app, [], env=environment, prog_name="rptrain")
+    done = CliRunner().invoke(app, [], env=environment, prog_name="rptrain")
     assert done.exit_code == 0, done.output
     return done.stdout.split()
 
@@ -83,7 +83,7 @@ def test_names_that_a_terminal_would_interpret_are_left_out(folder):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_has_a_script(shell):
     environment = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "_RPTRAIN_COMPLETE": f"source_{shell}"}
-    done = CliRunner().invoke(cli.app, [], env=environment, prog_name="rptrain")
+    done = CliRunner().invoke(app, [], env=environment, prog_name="rptrain")
     assert done.exit_code == 0 and f"complete_{shell}" in done.stdout, done.output
 
 

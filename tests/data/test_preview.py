@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rptrain.cli import app
+from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import TrainSet
 from rptrain.data.loader import Batches, prepare

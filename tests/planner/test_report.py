@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner, Result
 
-from rptrain import cli
+from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
@@ -68,7 +68,7 @@ def write(model: str) -> None:
 
 
 def run(*arguments: str, columns: int = 100) -> Result:
-    return CliRunner().invoke(cli.app, ["plan", "--config", "c.toml", *arguments], env={"COLUMNS": str(columns)})
+    return CliRunner().invoke(app, ["plan", "--config", "c.toml", *arguments], env={"COLUMNS": str(columns)})
 
 
 def as_json(*arguments: str) -> tuple[dict, int]:
@@ -417,7 +417,7 @@ def test_mistakes_in_the_config_are_named_as_in_training():
     result = run(*SERVER, "train.sed=3")
     assert (result.exit_code, result.stdout) == (2, "") and "did you mean `train.seed`?" in result.stderr
     assert run(*SERVER, "model.path=nowhere").exit_code == 2
-    assert CliRunner().invoke(cli.app, ["plan"]).exit_code == 2
+    assert CliRunner().invoke(app, ["plan"]).exit_code == 2
 
 
 def test_fewer_micro_batches_than_devices_use_fewer():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from rptrain import cli
+from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
 from rptrain.models import registry
 from rptrain.planner.hardware import planned
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, ["plan", "--config", "c.toml", *arguments], env={"COLUMNS": "100"})
+    return CliRunner().invoke(app, ["plan", "--config", "c.toml", *arguments], env={"COLUMNS": "100"})
 
 
 def as_json(*arguments: str) -> dict:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rptrain import cli
+from rptrain.cli import argv
 from rptrain.tui.services.draft import STARTER
 
 from .conftest import Made, driven, notified, press_until, screen_text, settled, type_over, until
@@ -125,8 +125,8 @@ async def test_settings_of_a_past_run_are_shown_from_the_first_one_and_as_not_sa
 def test_a_config_file_alone_is_opened_in_a_terminal_and_trained_elsewhere(monkeypatch: pytest.MonkeyPatch):
     for terminal, opened in ((True, ["open", "my.toml"]), (False, ["train", "--config", "my.toml"])):
         monkeypatch.setattr(
-            import_module("rptrain.cli.root"), "is_terminal", lambda stream, terminal=terminal: terminal
+            import_module("rptrain.cli.argv"), "is_terminal", lambda stream, terminal=terminal: terminal
         )
-        assert cli.arguments(["my.toml"]) == opened
-        assert cli.arguments(["my.toml", "a=1"]) == ["train", "--config", "my.toml", "a=1"]
-        assert cli.arguments(["path=a.toml"]) == ["train", "path=a.toml"]
+        assert argv.arguments(["my.toml"]) == opened
+        assert argv.arguments(["my.toml", "a=1"]) == ["train", "--config", "my.toml", "a=1"]
+        assert argv.arguments(["path=a.toml"]) == ["train", "path=a.toml"]
