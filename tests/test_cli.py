@@ -355,6 +355,7 @@ def test_runs():
     (only,) = json.loads(run("runs", "--json").stdout)
     assert (only["path"], only["state"], only["loss"]) == ("runs/c", "new", None)
     assert json.loads(run("runs", "--runs", "elsewhere", "--json").stdout) == []
+    assert run("runs", "--runs", "elsewhere").stdout == "no runs: the folder elsewhere does not exist\n"
 
 
 def test_runs_are_compared_by_name():

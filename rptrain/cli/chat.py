@@ -1,6 +1,5 @@
 """`rptrain chat`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +13,7 @@ from rptrain.utils.errors import UserError
 
 def chat(
     source: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="RUN|CHECKPOINT|DIR",
             help="A run, a checkpoint, or the folder of a model.",
@@ -38,7 +37,7 @@ def chat(
             raise UserError("--system is not UTF-8 text")
         from rptrain.runs.named import named_source
 
-        source = named_source(source, RUNS)
+        path = named_source(source, RUNS)
         from rptrain.cli.talk import Talk
         from rptrain.inference.load import LoadedChat
         from rptrain.planner.room import free_room
@@ -46,6 +45,6 @@ def chat(
 
         settings = AnswerSettings(temperature, top_p, max_new_tokens, seed)
         settings.check()
-        loaded = LoadedChat(source, free_room(training_beside(source)), placement)
+        loaded = LoadedChat(path, free_room(training_beside(path)), placement)
         loaded.chat.settings, loaded.chat.system = settings, system
         Talk(loaded).run(base=base)

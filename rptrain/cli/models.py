@@ -20,7 +20,7 @@ from rptrain.utils.text import is_terminal, printable
 
 def export(
     source: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="RUN|CHECKPOINT",
             help="A run, whose last checkpoint is taken, or a checkpoint.",
@@ -45,7 +45,7 @@ def export(
     with exit_codes():
         from rptrain.runs.named import named_source
 
-        source, to = named_source(source, RUNS), expanded(to)
+        path, to = named_source(source, RUNS), expanded(to)
         asked = is_terminal(sys.stdin) and is_terminal(sys.stderr) and not (force or as_json)
         if asked and is_export(to) and not typer.confirm(f"Replace the export in {printable(str(to))}?", err=True):
             raise typer.Exit(0)
@@ -54,7 +54,7 @@ def export(
             from rptrain.cli.export_display import ExportDisplay
 
         with ExportDisplay(as_json=as_json) as display:
-            written = write(source, to, dtype, merge=merge, force=force, report=display.report)
+            written = write(path, to, dtype, merge=merge, force=force, report=display.report)
         code = loading_code(written)
         if as_json:
             print(record(phase="done", path=str(written), code=code))
@@ -65,7 +65,7 @@ def export(
 
 def generate(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN|DIR", help="A run, or the folder of a model.", autocompletion=run_names)
+        str, typer.Argument(metavar="RUN|DIR", help="A run, or the folder of a model.", autocompletion=run_names)
     ],
     prompt: Annotated[list[str], typer.Option(help="The prompt; may be given several times.")],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 128,
@@ -79,14 +79,14 @@ def generate(
     with exit_codes():
         from rptrain.runs.named import named_source
 
-        source = named_source(source, RUNS)
+        path = named_source(source, RUNS)
         with PROCESS.importing():
             from rptrain.inference.generate import Request, generate_text, stream_text
             from rptrain.planner.room import free_room
             from rptrain.runs.listing import training_beside
 
-        room = free_room(training_beside(source))
-        request = Request(source, prompt, max_new_tokens, temperature, seed, raw)
+        room = free_room(training_beside(path))
+        request = Request(path, prompt, max_new_tokens, temperature, seed, raw)
         if as_json:
             texts = generate_text(request, room, placement)
             answers = [{"prompt": said, "text": text} for said, text in zip(prompt, texts, strict=True)]

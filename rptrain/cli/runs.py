@@ -43,7 +43,8 @@ def runs(
         elif found:
             show(found, output())
         else:
-            print(f"no runs in {folder}")
+            missing = folder != RUNS and not folder.is_dir()  # the default folder is created by the first run
+            print(f"no runs: the folder {folder} does not exist" if missing else f"no runs in {folder}")
 
 
 def attach(

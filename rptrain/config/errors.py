@@ -13,7 +13,7 @@ from rptrain.config.toml_lines import KeyPath
 from rptrain.config.types import MAX_COUNT
 from rptrain.utils.errors import UserError
 from rptrain.utils.suggest import nearest
-from rptrain.utils.text import more_lines, quoted
+from rptrain.utils.text import more_lines, one_line, quoted
 
 EXPLAINED = 200  # mistakes that are explained; the others are counted
 DEEPEST = 16  # parts of a key that are looked at; keys of a config have at most 4
@@ -140,7 +140,7 @@ def shown(value: Any) -> str:
         case None:
             return "not set"
         case str():
-            return f'"{value}"'
+            return f'"{one_line(value)}"'
         case bool():
             return str(value).lower()
         case dict():

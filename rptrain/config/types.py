@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Po
 
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded_text
+from rptrain.utils.text import one_line
 
 MOST_WORKERS = 1024  # on the CPU
 LONGEST_NAME = 200  # bytes of the name of a folder, for which file systems allow 255; runs and exports add to it
@@ -62,6 +63,8 @@ def _folder_name(name: str) -> str:
         raise ValueError(f"must be a folder name of at most {LONGEST_NAME} bytes")
     if "/" in name or name.startswith("."):
         raise ValueError('must be a folder name, without "/" and not starting with "."')
+    if one_line(name) != name:
+        raise ValueError("must be a folder name without line ends, tabs and other control characters")
     return name
 
 

@@ -19,6 +19,7 @@ Rows = Iterator[tuple[int, Any]]  # line or number, from 1, and the row, or the 
 MOST = 256 << 20  # bytes of a line, or characters
 WHOLE = 2 << 30  # bytes of a text file, which is read whole
 COUNTED = json_list.PIECE  # bytes of a JSON list whose rows are counted to estimate those of the whole
+TOO_DEEP = "lists or objects are nested too deeply: a row is an object with text or messages"
 # The beginnings of files that are not text.
 BEGINNINGS = {
     b"\x1f\x8b": "compressed (gzip): unpack it",
@@ -41,9 +42,17 @@ def rows_of(path: Path, characters: int | None = None) -> Rows:
             _check_beginning(path)
         yield from _beginning(path, characters) if read is _text_document and characters else read(path)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text: {error}") from error
+        raise UserError(f"{path}: {_not_utf8(error)}") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    byte = error.object[error.start]
+    return (
+        f"not UTF-8 text (byte 0x{byte:02x}): save the file as UTF-8, for example with "
+        "`iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
+    )
 
 
 def _check_beginning(path: Path) -> None:
@@ -124,8 +133,12 @@ def _json_rows(path: Path) -> Rows:
         if start.startswith(b"["):
             try:
                 yield from json_list.values(file)
-            except (ValueError, RecursionError) as error:
+            except UnicodeDecodeError:
+                raise
+            except ValueError as error:
                 raise UserError(f"{path}: not a JSON list: {error}") from error
+            except RecursionError as error:
+                raise UserError(f"{path}: {TOO_DEEP}") from error
             return
         for line, data in enumerate(_lines(path, file), 1):
             if not data.strip():
@@ -135,10 +148,12 @@ def _json_rows(path: Path) -> Rows:
             except json.JSONDecodeError as error:
                 several = "an object over several lines: write each on one line, or all as one JSON list"
                 yield line, ValueError(several if data.strip() == b"{" else f"not valid JSON: {error}")
+            except UnicodeDecodeError as error:
+                yield line, ValueError(_not_utf8(error))
             except ValueError as error:  # a duplicate key
                 yield line, error
             except RecursionError:
-                yield line, ValueError("nested too deeply")
+                yield line, ValueError(TOO_DEEP)
 
 
 def _csv_rows(path: Path) -> Rows:

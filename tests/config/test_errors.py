@@ -115,6 +115,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[data]\npacking = 'yes'", 'c.toml:7: `data.packing` must be true or false, not "yes"'),
         ("[data]\nmax_length = 1", "c.toml:7: `data.max_length` must be greater than or equal to 2, not 1"),
         ("[log]\nrun_name = 'a/b'", "c.toml:7: `log.run_name` must be a folder name"),
+        (
+            '[log]\nrun_name = "a\\nb"',
+            "c.toml:7: `log.run_name` must be a folder name without line ends, tabs",
+        ),
         ("[log]\nrun_name = 5", "c.toml:7: `log.run_name` must be text, in quotes, not 5"),
         ("[optim]\nloss_scale = 65535", "c.toml:7: `optim.loss_scale` must be a power of two, 1 or more, not 65535"),
         ("[log]\nrun_name = ''", "c.toml:7: `log.run_name` must have at least 1 character"),

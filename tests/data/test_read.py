@@ -126,6 +126,23 @@ def test_files_that_are_no_text(tmp_path, name, content, message):
         list(rows_of(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.txt"])
+def test_text_that_is_not_utf_8(tmp_path, name):
+    row = '{"text": "café"}'
+    (tmp_path / name).write_bytes((f"[{row}]" if name == "a.json" else row).encode("latin-1"))
+    with pytest.raises(UserError, match=r"not UTF-8 text \(byte 0xe9\): save the file as UTF-8, for example"):
+        list(read(tmp_path / name))
+
+
+def test_a_row_that_is_nested_too_deeply(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": ' + "[" * 100_000)
+    ((line, row),) = rows_of(tmp_path / "a.jsonl")
+    assert line == 1 and str(row).startswith("lists or objects are nested too deeply")
+    (tmp_path / "a.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"a\.json: lists or objects are nested too deeply"):
+        list(rows_of(tmp_path / "a.json"))
+
+
 def test_a_list_as_json_text_in_a_table(tmp_path):
     as_csv(tmp_path / "rows.csv", [{"messages": json.dumps(CHATS[0]["messages"])}])
     (example,) = read(tmp_path / "rows.csv")

@@ -42,10 +42,16 @@ def test_a_name_that_is_not_there(folder):
         named_run("runs/empty", folder)
     with pytest.raises(UserError, match="no runs in nowhere"):
         named_run(None, Path("nowhere"))
+    with pytest.raises(UserError, match=r"^a␊b does not exist"):
+        named_run("a\nb", folder)
+    for name in ("", " "):
+        for find in (named_run, named_source):
+            with pytest.raises(UserError, match="the name of the run is empty: `rptrain runs` lists"):
+                find(name, folder)
 
 
 def test_a_run_or_any_other_path_to_answer_from(folder):
-    assert named_source(Path("other"), folder) == folder / "other"
+    assert named_source("other", folder) == folder / "other"
     Path("other/model").mkdir(parents=True)
     assert named_source("other", folder) == Path("other"), "a path comes before a name"
     assert named_source("other/model", folder) == Path("other/model")
