@@ -15,6 +15,7 @@ from rptrain.runs.timeline import Schedule
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 from rptrain.utils.native_watchdog import LastRecord
+from rptrain.utils.text import counted
 from rptrain.utils.units import format_bytes, format_loss, format_score
 
 SHOWN_ROWS = 8  # rows of the data that a sentence lists
@@ -386,7 +387,7 @@ class Finished(Event):
     step: Int
 
     def sentence(self) -> str:
-        return f"finished after {self.step} steps"
+        return f"finished after {counted(self.step, 'step')}"
 
 
 @dataclass(frozen=True)

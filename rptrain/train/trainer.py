@@ -39,6 +39,7 @@ from rptrain.train.setup import initial_hashes, load_weights, open_engine, start
 from rptrain.train.telemetry import Telemetry, slots
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import TrainingError
+from rptrain.utils.text import counted
 from rptrain.utils.units import format_score
 
 
@@ -413,7 +414,7 @@ class Trainer:
         for prompt, text in shown:
             self._log.write(events.Sample(step, prompt, text))
         each = ", ".join(f"{name} {format_score(score)}" for name, score in scores.items())
-        when = "before training" if step == 0 else f"after {step} steps"
+        when = "before training" if step == 0 else f"after {counted(step, 'step')}"
         self._progress.note(f"{count} held-out questions, {when}: {format_score(overall)} answered exactly ({each})")
 
     def _export(self) -> None:

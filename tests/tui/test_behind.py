@@ -185,6 +185,16 @@ def test_models_and_data_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert data == {"chats.jsonl", "rows.parquet", "TABLE.CSV"}
 
 
+def test_models_of_the_current_folder_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    tiny = ROOT / "models" / "presets" / "tiny-tasks" / "config.json"
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    (tmp_path / "models" / "mine" / "config.json").write_text(tiny.read_text())
+    first, second, *_ = places.models(["models", "."])
+    assert (first.path, first.source) == ("models/mine", "in this folder") and second.source == "bundled"
+
+
 def test_paths_are_completed(tmp_path: Path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "b.bin").touch()

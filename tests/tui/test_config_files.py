@@ -108,7 +108,7 @@ async def test_values_that_nobody_edited_are_left_unasked(make: Made, tmp_path: 
 
 @driven
 async def test_settings_of_a_past_run_are_shown_from_the_first_one_and_as_not_saved(make: Made, tmp_path: Path):
-    """The form was scrolled to its end."""
+    """The form was scrolled to its end. The config file that is there keeps its content."""
     make_run(tmp_path / "runs", "old", end="finished", alive=False, total=77)
     (tmp_path / "rptrain.toml").write_text(STARTER)
     app = make()
@@ -119,7 +119,11 @@ async def test_settings_of_a_past_run_are_shown_from_the_first_one_and_as_not_sa
         await pilot.press("n")
         await until(pilot, lambda: app.focused is not None and app.focused.id == "model-path")
         text = await settled(pilot)
-        assert "Model and data" in text and "rptrain.toml *" in text and "model.path: " in text
+        assert "Model and data" in text and "old-2.toml (new)" in text and "model.path: " in text
+        await pilot.press("ctrl+s")
+        await until(pilot, (tmp_path / "old-2.toml").exists)
+    assert (tmp_path / "rptrain.toml").read_text() == STARTER
+    assert "max_steps = 77" in (tmp_path / "old-2.toml").read_text()
 
 
 def test_a_config_file_alone_is_opened_in_a_terminal_and_trained_elsewhere(monkeypatch: pytest.MonkeyPatch):

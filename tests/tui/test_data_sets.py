@@ -126,6 +126,19 @@ def test_what_was_set_by_hand_stays_with_its_set(tmp_path: Path):
     assert edits.draft.shown("log.run_name") == "tiny-tasks-b"
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_other_data_adds_no_settings_to_a_file(tmp_path: Path, given: bool):
+    """Only to a new config, which begins with what suits its data."""
+    draft = Draft(tmp_path / "rptrain.toml", TEXT)
+    draft = draft if given else Draft.instead_of(tmp_path / "rptrain.toml")
+    edits = Edits(draft)
+    edits.take({"data.train.0.path": "c.jsonl"})
+    assert bool(draft.shown("train.max_steps")) is not given
+    edits.add_train_set("d.jsonl")
+    edits.remove_train_set(0)
+    assert bool(draft.shown("train.max_steps")) is not given
+
+
 @pytest.mark.long
 @driven
 async def test_refused_values_move_with_their_sets(make: Made, tmp_path: Path):

@@ -1,5 +1,6 @@
 """Help: the keys of the current screen."""
 
+import textwrap
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+WIDTH, AROUND, INDENT = 76, 6, 17  # columns: of the dialog, of its border and scrollbar, and of the keys
 EVERYWHERE = (
     ("F2 F3 F4", "New run, Runs, Doctor"),
     ("ctrl+p", "find a command by name"),
@@ -31,12 +33,20 @@ class Help(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog"):
-            yield Static(self._text())
+            yield Static()
 
-    def _text(self) -> Content:
+    def on_resize(self) -> None:
+        width = min(WIDTH, self.size.width * 96 // 100) - AROUND
+        self.query_one(Static).update(self._text(max(1, width - INDENT)))
+
+    def _text(self, width: int) -> Content:
+        """The keys, and in the columns beside them, `width` wide, what they do."""
         lines: list[Content] = []
         for title, keys in ((self._title, self._keys), ("Everywhere", EVERYWHERE)):
             lines.append(Content.styled(title, "bold"))
-            lines += [Content.assemble("  ", (f"{key:<15}", "$accent"), does) for key, does in keys]
+            for key, does in keys:
+                first, *further = textwrap.wrap(does, width)
+                lines.append(Content.assemble("  ", (f"{key:<{INDENT - 2}}", "$accent"), first))
+                lines += [Content(" " * INDENT + line) for line in further]
             lines.append(Content(""))
         return Content("\n").join(lines).rstrip()

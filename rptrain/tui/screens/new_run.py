@@ -28,7 +28,7 @@ from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.edits import Edits
 from rptrain.tui.services.fields import Field, field_of
 from rptrain.tui.services.helper import HelperError
-from rptrain.tui.services.launch import free_name
+from rptrain.tui.services.launch import free_file, free_name
 from rptrain.tui.services.setting_text import STOPS, about, reason_of
 from rptrain.tui.widgets.advice_list import AdviceList
 from rptrain.tui.widgets.form import Form
@@ -171,6 +171,8 @@ class NewRun(Screen[None]):
         text = self._draft.text
         messages = self._edits.check()
         self._mark()
+        fixed = bool(self._draft.shown("train.max_steps"))
+        self.query_one(Form).note("train.num_epochs", "max steps decides" if fixed else "", inactive=fixed)
         if messages:
             self._show_problem("\n".join(f"· {message}" for message in messages))
             return
@@ -470,7 +472,7 @@ class NewRun(Screen[None]):
     @work
     @until_closed
     async def begin_with(self, run: Path) -> None:
-        """Takes the settings of an earlier run, for a new run in the same file. Asks first if edits would be lost."""
+        """Takes the settings of an earlier run for a new one. Asks first if edits would be lost."""
         if await self._may_lose_edits():
             await self._take_over(run)
 
@@ -478,11 +480,13 @@ class NewRun(Screen[None]):
         try:
             config = RunDir(run).config()
             save = config.save.model_copy(update={"resume": "auto"})
-            log = config.log.model_copy(update={"run_name": free_name(save.output_dir, run.name)})
-            self._draft.become(config.model_copy(update={"save": save, "log": log}))
+            name = free_name(save.output_dir, run.name)
+            log = config.log.model_copy(update={"run_name": name})
+            draft = Draft.instead_of(free_file(self._draft.path, name))  # the file is the user's
+            draft.become(config.model_copy(update={"save": save, "log": log}))
         except UserError as error:
             self.notify(str(error), severity="error")
             return
-        self._edits = Edits(self._draft)
+        self._edits, self._shared.draft = Edits(draft, given=True), draft
         await self._show_draft()
         self.notify(f"using the settings of {run.name}")

@@ -173,6 +173,7 @@ class Draft:
         if config.adapters is not None and not settings.get("lora"):
             settings["train"] = settings.get("train", {}) | {"method": "lora"}
             settings.pop("lora", None)
+        settings = _brief(settings)
         with suppress(TypeError, AttributeError, KeyError, TOMLKitError):  # something else in the place of a table
             self._take_over(settings)
         if tomllib.loads(self.text) != settings:
@@ -265,6 +266,15 @@ def _at(node: Any, key: KeyPath) -> Any:
         except (KeyError, IndexError, TypeError):
             return None
     return node
+
+
+def _brief(value: Any) -> Any:
+    """Values as a person writes them: 40 for 40.0."""
+    if isinstance(value, Mapping):
+        return {key: _brief(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_brief(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _prune(node: Any) -> None:

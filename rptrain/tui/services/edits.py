@@ -10,7 +10,8 @@ from rptrain.tui.services.fields import field_of
 from rptrain.tui.services.recipe import recipe
 from rptrain.utils.errors import UserError
 
-CHOOSERS = {"model.path", "data.train.0.path", "train.method"}  # they set the initial values of other settings
+DATA = "data.train.0.path"
+CHOOSERS = {"model.path", DATA, "train.method"}  # they set the initial values of other settings
 
 
 class Refused(NamedTuple):
@@ -22,11 +23,12 @@ class Refused(NamedTuple):
 
 class Edits:
     """The draft gets every value that is valid TOML. Of settings that were not set by hand, the model, the data and the
-    method decide.
+    method decide. Other data adds no setting to a config that was `given`: that of a file or of a run.
     """
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: Draft, *, given: bool = False) -> None:
         self.draft = draft
+        self._given = given or not draft.is_new
         self.refused: dict[str, Refused] = {}  # by key
         self.invalid: dict[str, str] = {}  # why a value is refused, here, by the config or by the plan; by key
         self.touched = False  # edited by the user since the values were filled in
@@ -51,7 +53,7 @@ class Edits:
             return False
         method = method_of(self.draft)  # a row of the other method is hidden
         self._keep(key for key in self.refused if _has_method(key, method))
-        self.suggest()
+        self.suggest(adds=not self._given or CHOOSERS & set(edited) != {DATA})
         return True
 
     def update(self, values: Mapping[str, str]) -> None:
@@ -75,13 +77,15 @@ class Edits:
         self._by_hand = {moved for key in self._by_hand if (moved := _without_set(number, key))}
         self.touched = True
         if number == 0:  # another set is the first one now
-            self.suggest()
+            self.suggest(adds=not self._given)
 
-    def suggest(self) -> None:
-        """Sets what suits the model, the data and the method, except for settings that were set by hand."""
+    def suggest(self, *, adds: bool = True) -> None:
+        """Sets what suits the model, the data and the method, except for settings that were set by hand. `adds`: also
+        settings that the config does not have.
+        """
         draft = self.draft
         for key, value in recipe(draft.shown("model.path"), draft.shown("data.train.0.path"), method_of(draft)).items():
-            if key not in self._by_hand:
+            if key not in self._by_hand and (adds or draft.shown(key)):
                 with suppress(UserError):  # its place holds something else, which the plan reports
                     draft.put(key, value)
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -75,6 +75,12 @@ def free_name(output_dir: str, run_name: str) -> str:
     support. Raises UserError if the folder of runs is not valid.
     """
     return next(_free_names(expanded(output_dir), run_name))
+
+
+def free_file(path: Path, run_name: str) -> Path:
+    """The file for a new config: the path itself, or if it exists, one beside it that is named after the run."""
+    beside = (path.with_name(f"{name}.toml") for name in chain([run_name], (f"{run_name}-{n}" for n in count(2))))
+    return next(file for file in chain([path], beside) if not file.exists())
 
 
 def _free_names(parent: Path, run_name: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from rptrain.tui.services.paths import is_text
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
 
+HERE = "."  # the place that is the current folder
 DEEP = 3  # folders below a place that are looked into
 MAX_FOLDERS = 4000  # folders that are looked into in all
 DATA_SUFFIXES = tuple(READERS)
@@ -22,7 +23,7 @@ class FoundModel:
     """A model that can be named in a config."""
 
     path: str  # as the config names it
-    source: str  # "bundled", "hub cache", or the folder it was found in
+    source: str  # "bundled", "hub cache", "in this folder", or the place in which it was found
     parameters: int  # 0 if it cannot be trained
     about: str  # its architecture, or why it cannot be trained
     weights: bool  # whether there are any: a bundled shape begins with random ones
@@ -38,16 +39,19 @@ class FoundData:
 
 
 def models(folders: Sequence[str]) -> list[FoundModel]:
-    """Those that are bundled, then those in the folders and in the hub's cache."""
+    """Those in the current folder, then those that are bundled, in the hub's cache and in the other folders."""
     from rptrain.models import registry
 
-    found = [_model(name, registry.PRESETS / name, "bundled") for name in registry.presets()]
-    for name, directory in registry.cached():
-        found.append(_model(name, directory, "hub cache"))
-    for folder, directory in _folders(folders):
+    here, elsewhere = list[FoundModel](), list[FoundModel]()
+    for folder, directory in _folders(sorted(folders, key=lambda folder: folder != HERE)):
         if os.path.isfile(directory / "config.json"):
-            found.append(_model(str(directory), directory, folder))
-    return found
+            if folder == HERE:
+                here.append(_model(str(directory), directory, "in this folder"))
+            else:
+                elsewhere.append(_model(str(directory), directory, folder))
+    bundled = [_model(name, registry.PRESETS / name, "bundled") for name in registry.presets()]
+    cached = [_model(name, directory, "hub cache") for name, directory in registry.cached()]
+    return [*here, *bundled, *cached, *elsewhere]
 
 
 def data(folders: Sequence[str]) -> list[FoundData]:

@@ -71,9 +71,10 @@ class Row(Vertical):
         self.set_class(bool(reason), "-invalid")
         self._show_below()
 
-    def note(self, text: str) -> None:
-        """Shows a note; an empty text removes it."""
+    def note(self, text: str, *, inactive: bool = False) -> None:
+        """Shows a note; an empty text removes it. `inactive`: another setting decides in place of this one."""
         self._note = text
+        self.set_class(inactive, "-inactive")
         self._show_below()
 
     def _show_below(self) -> None:
@@ -190,11 +191,11 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
             row.mark(reasons.get(row.field.key, ""))
         self.call_after_refresh(self._show_focus)
 
-    def note(self, key: str, text: str) -> None:
-        """Shows a note below a setting; an empty text removes it."""
+    def note(self, key: str, text: str, *, inactive: bool = False) -> None:
+        """Shows a note below a setting; an empty text removes it. `inactive`: another setting decides in its place."""
         for row in self.query(Row):
             if row.field.key == key:
-                row.note(text)
+                row.note(text, inactive=inactive)
         self.call_after_refresh(self._show_focus)
 
     # ---- the focus

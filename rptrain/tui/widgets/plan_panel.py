@@ -75,11 +75,11 @@ class PlanPanel(Widget):
             yield from self._place(places[0], len(places), width)
 
     def _verdict(self, planned: Planned) -> Content:
-        later = ("   planning …", "$muted") if self.busy else ""
+        if self.busy:  # the plan below is the one before
+            return Content.styled("planning …", "$muted")
         if planned.fits:
-            return Content.assemble(("✓ fits", "bold $success"), later)
-        why = "does not fit" if planned.too_large else "cannot start"
-        return Content.assemble((f"✗ {why}", "bold $error"), later)
+            return Content.styled("✓ fits", "bold $success")
+        return Content.styled(f"✗ {'does not fit' if planned.too_large else 'cannot start'}", "bold $error")
 
     @staticmethod
     def _said(report: Mapping[str, Any]) -> Iterator[Content]:
@@ -90,9 +90,10 @@ class PlanPanel(Widget):
     def _length(self, length: Mapping[str, Any], width: int) -> Iterator[Content]:
         """What depends on an amount of data that is estimated is "about" so much."""
         about = "" if length["exact"] else "about "
+        steps = "step" if length["steps"] == 1 else "steps"
         of_steps, of_epochs = ("", about) if length["fixed"] else (about, "")
         epochs = ("", "") if length["epochs"] is None else (f"{of_epochs}{length['epochs']:.3g}", "epochs")
-        yield from self._pair(width, f"{of_steps}{length['steps']:,}", "steps", *epochs)
+        yield from self._pair(width, f"{of_steps}{length['steps']:,}", steps, *epochs)
         tokens = ("", "") if length["tokens"] is None else (f"{about}{format_count(length['tokens'])}", "tokens")
         yield from self._pair(width, f"{of_steps}{length['sequences']:,}", "sequences", *tokens)
         if length["seconds"] is not None:
