@@ -7,6 +7,7 @@ recomputed output nobody takes.
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.store import accumulate_dtype
 from rptrain.models import registry
 from rptrain.models.fp8 import with_fp8
-from rptrain.models.layers import rope
+from rptrain.models.layers.rope import RotaryTables
 
 ROWS, LENGTH = 4, 2048
 TOKENS = ROWS * LENGTH
@@ -40,8 +41,7 @@ def block(spec):
         params[param.name] = weight
     grads = unit.views(torch.zeros(unit.numel, dtype=accumulate_dtype(DTYPE), device=DEVICE))
     mb = micro_batch([[LENGTH]] * ROWS)
-    cos, sin = rope.tables(torch.tensor(spec.inv_freq, device=DEVICE), mb.positions, spec.rope_scale)
-    mb = type(mb)(**{**vars(mb), "cos": cos, "sin": sin})
+    mb = replace(mb, rotations=RotaryTables(spec.rotaries, torch.float32, DEVICE).at(mb.positions))
     x, dy = (torch.randn(TOKENS, spec.hidden_size, device=DEVICE, dtype=DTYPE) for _ in range(2))
 
     def forward():

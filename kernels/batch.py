@@ -32,6 +32,16 @@ class Batch:
         return self.input_ids.numel()
 
 
+class Rotation(NamedTuple):
+    """The tables [T, R / 2] that rotate the first R columns of queries and keys by their positions.
+
+    float32 (float64 for float64 models). A factor on the attention (YaRN) is in both.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+
 class Balance(NamedTuple):
     """The data of a micro-batch for the routers' auxiliary loss."""
 
@@ -54,7 +64,6 @@ class MicroBatch:
     cu_seqlens: Tensor  # int32 [documents + 1 or more], where documents start in the flattened tokens; then only T
     max_seqlen: int  # no document has more tokens
     uniform: bool  # every document has max_seqlen tokens, and cu_seqlens has no further entries
-    cos: Tensor  # [T, C / 2], float32 (float64 for float64 models)
-    sin: Tensor
+    rotations: tuple[Rotation, ...] = ()  # those of the model, which layers name by their places
     sample: Tensor | None = None  # int64 [3]: seed, step and index of the first sequence in the step; None: no dropout
     balance: Balance | None = None  # if routers have an auxiliary loss

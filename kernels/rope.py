@@ -1,8 +1,9 @@
 """Rotary positions on queries and keys, with the norm of every head before them (Qwen3), out of the fused product.
 
-The rotation turns (x[i], x[i + C/2]) by the angle whose cosine and sine are cos, sin [T, C/2]; a factor on the
-attention (YaRN) is in cos and sin already. A normed value is rounded where Hugging Face's modelling code rounds it,
-a rotated one once. For attention that sums in float16, the kernel also scales q, k and v (kernels/half.py).
+The rotation turns (x[i], x[i + R/2]) by the angle whose cosine and sine are cos, sin [T, R/2], for the first R of a
+head's C columns; the others stay as they are. A factor on the attention (YaRN) is in cos and sin already. A normed
+value is rounded where Hugging Face's modelling code rounds it, a rotated one once. For attention that sums in float16,
+the kernel also scales q, k and v (kernels/half.py).
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rptrain.kernels.batch import Rotation
 from rptrain.kernels.half import Heads, ScaledHeads, inverse, power_below, takes_heads
 from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton
 from rptrain.kernels.reference import dense as reference
@@ -23,18 +25,24 @@ Rotated = tuple[Heads, Heads, Heads, Tensor | None]
 
 
 def qk_norm_rope(
-    qkv: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, norm: QKNorm | None = None, *, half_sums: bool = False
+    qkv: Tensor,
+    rotation: Rotation | None,
+    kv_heads: int,
+    size: int,
+    norm: QKNorm | None = None,
+    *,
+    half_sums: bool = False,
 ) -> Rotated:
     """q [T, H, C], k and v [T, K, C] of the product qkv [T, (H + 2K) C], and 1 / rms [T, H + K] with norms.
 
-    v is a view of qkv. With norms, q and k of qkv are left as they are, and backward needs them. Without, q and k are
-    rotated in place and are views of it too, so nothing is copied. With `half_sums` the three are ScaledHeads in the
-    same places, where kernels run that can sum products of such heads in float16.
+    `size` is C. v is a view of qkv. With norms, q and k of qkv are left as they are, and backward needs them. Without,
+    q and k are rotated in place and are views of it too, so nothing is copied. With `half_sums` the three are
+    ScaledHeads in the same places, where kernels run that can sum products of such heads in float16.
     """
     if not fused(qkv):
-        return reference.qk_norm_rope(qkv, cos, sin, kv_heads, norm)
-    half_sums = half_sums and takes_heads(qkv, 2 * cos.shape[1])
-    return qk_norm_rope_triton(qkv, cos, sin, kv_heads, norm, half_sums=half_sums)
+        return reference.qk_norm_rope(qkv, rotation, kv_heads, size, norm)
+    half_sums = half_sums and takes_heads(qkv, size)
+    return qk_norm_rope_triton(qkv, rotation, kv_heads, size, norm, half_sums=half_sums)
 
 
 def qk_norm_rope_backward(
@@ -42,8 +50,7 @@ def qk_norm_rope_backward(
     dk: Tensor,
     dv: Tensor,
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    rotation: Rotation | None,
     norm: QKNorm | None = None,
     rstd: Tensor | None = None,
     grads: tuple[Tensor | None, Tensor | None] | None = None,
@@ -54,17 +61,26 @@ def qk_norm_rope_backward(
     and adds the gradients of q's and k's weights to `grads`, each [C] in the wide type, or None to leave it out.
     """
     if not fused(qkv):
-        return reference.qk_norm_rope_backward(dq, dk, dv, qkv, cos, sin, norm, rstd, grads)
-    return qk_norm_rope_backward_triton(dq, dk, dv, qkv, cos, sin, norm, rstd, grads)
+        return reference.qk_norm_rope_backward(dq, dk, dv, qkv, rotation, norm, rstd, grads)
+    return qk_norm_rope_backward_triton(dq, dk, dv, qkv, rotation, norm, rstd, grads)
 
 
 def qk_norm_rope_triton(
-    qkv: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, norm: QKNorm | None, *, half_sums: bool = False
+    qkv: Tensor,
+    rotation: Rotation | None,
+    kv_heads: int,
+    size: int,
+    norm: QKNorm | None,
+    *,
+    half_sums: bool = False,
 ) -> Rotated:
-    assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
+    assert qkv.is_contiguous()
+    cos, sin, pairs = _tables(rotation, qkv)
     target = qkv.view(torch.float16) if half_sums else qkv
-    q, k, v = reference.split_heads(target, kv_heads, 2 * cos.shape[1])
-    tokens, heads, size = q.shape
+    q, k, v = reference.split_heads(target, kv_heads, size)
+    if not pairs and norm is None and not half_sums:
+        return q, k, v, None
+    tokens, heads, _ = q.shape
     rstd = scales = None
     if half_sums:
         scales = torch.empty(heads + 2 * kv_heads, tokens, dtype=torch.float32, device=qkv.device)
@@ -73,7 +89,8 @@ def qk_norm_rope_triton(
         rstd = torch.empty(tokens, heads + kv_heads, dtype=torch.float32, device=qkv.device)
     if tokens:
         weights = (cos, cos) if norm is None else (norm.q_weight, norm.k_weight)
-        options: dict[str, Any] = {"H": heads, "K": kv_heads, "NORM": norm is not None, **_tile(heads, size)}
+        options: dict[str, Any] = {"H": heads, "K": kv_heads, "NORM": norm is not None, "PAIRS": pairs}
+        options |= _tile(heads, size)
         _forward[(tokens,)](
             qkv, q, k, v, scales, cos, sin, *weights, cos if rstd is None else rstd, 0.0 if norm is None else norm.eps,
             q.stride(0), k.stride(0), **options,
@@ -90,13 +107,13 @@ def qk_norm_rope_backward_triton(
     dk: Tensor,
     dv: Tensor,
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    rotation: Rotation | None,
     norm: QKNorm | None,
     rstd: Tensor | None,
     grads: tuple[Tensor | None, Tensor | None] | None,
 ) -> Tensor:
-    assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
+    assert qkv.is_contiguous()
+    cos, sin, pairs = _tables(rotation, qkv)
     assert all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (dq, dk, dv))
     tokens, heads, size = dq.shape
     kv_heads = dk.shape[1]
@@ -106,7 +123,7 @@ def qk_norm_rope_backward_triton(
     place = reference.split_heads(qkv, kv_heads, size)[2]
     copied = dv.data_ptr() != place.data_ptr() or dv.stride() != place.stride()
     constants, each = _backward_sizes(heads, kv_heads, size, norm is not None)
-    constants |= {"H": heads, "K": kv_heads}
+    constants |= {"H": heads, "K": kv_heads, "PAIRS": pairs}
     strides = dict(zip(STRIDES, (stride for x in (dq, dk, dv) for stride in x.stride()[:2]), strict=True))
     q_groups, k_groups = (triton.cdiv(count, constants["BLOCK_H"]) for count in (heads, kv_heads))
     groups, count = q_groups + k_groups, triton.cdiv(tokens, constants["TOKENS"])
@@ -122,6 +139,14 @@ def qk_norm_rope_backward_triton(
     _backward[(count * groups + copies,)](*inputs, tokens, count, **strides, **constants, NORM=True)
     add_partials(partials, grads)
     return qkv
+
+
+def _tables(rotation: Rotation | None, qkv: Tensor) -> tuple[Tensor, Tensor, int]:
+    """The tables and their columns, R / 2; without a rotation any tensors, and 0."""
+    if rotation is None:
+        return qkv, qkv, 0
+    assert rotation.cos.is_contiguous() and rotation.sin.is_contiguous()
+    return rotation.cos, rotation.sin, rotation.cos.shape[1]
 
 
 def _tile(heads: int, size: int) -> dict[str, Any]:
@@ -157,50 +182,82 @@ def _rotate(first, second, cos, sin):
 
 
 @triton.jit
-def _halves(pointer, head, stride, half, COUNT: tl.constexpr, HALF: tl.constexpr):
-    """Where the first half of some heads lies, and which elements of it there are."""
-    at = head[:, None] * stride + half[None, :]
+def _columns(half, HALF: tl.constexpr, PAIRS: tl.constexpr):
+    """The column of a head's first values, and the distance from it to that of the second ones.
+
+    The PAIRS that are rotated come first. Columns that are not rotated are taken in pairs as well.
+    """
+    first, distance = half, HALF
+    if PAIRS > 0 and PAIRS < HALF:
+        first = tl.where(half < PAIRS, half, half + PAIRS)
+        distance = tl.where(half < PAIRS, PAIRS, HALF - PAIRS)
+    return first, distance
+
+
+@triton.jit
+def _weights(weight, half, HALF: tl.constexpr, PAIRS: tl.constexpr):
+    """The norm's weights of the first and of the second values."""
+    column, distance = _columns(half, HALF, PAIRS)
+    first = tl.load(weight + column, mask=half < HALF, other=0).to(tl.float32)[None, :]
+    second = tl.load(weight + column + distance, mask=half < HALF, other=0).to(tl.float32)[None, :]
+    return first, second
+
+
+@triton.jit
+def _rotated(first, second, cos, sin, half, HALF: tl.constexpr, PAIRS: tl.constexpr):
+    """The rotated values, and those that are not rotated as they are, whatever they are."""
+    one, other = _rotate(first, second, cos, sin)
+    if PAIRS < HALF:
+        rotates = (half < PAIRS)[None, :]
+        one, other = tl.where(rotates, one, first), tl.where(rotates, other, second)
+    return one, other
+
+
+@triton.jit
+def _halves(pointer, head, stride, half, first, COUNT: tl.constexpr, HALF: tl.constexpr):
+    """Where the first values of some heads lie, and which of them there are."""
+    at = head[:, None] * stride + first[None, :]
     return pointer + at, (head < COUNT)[:, None] & (half < HALF)[None, :]
 
 
 @triton.jit
 def _heads(
     source, target, scales, weight, rstd, eps, cos, sin, half,
-    COUNT: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr,
+    COUNT: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Norm and rotation of all queries or all keys of a token, or neither for values; then their scales, if any."""
     dtype = source.dtype.element_ty
+    column, distance = _columns(half, HALF, PAIRS)
     w_first, w_second = 1.0, 1.0
     if NORM:
-        w_first = tl.load(weight + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
-        w_second = tl.load(weight + HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
+        w_first, w_second = _weights(weight, half, HALF, PAIRS)
     for start in range(0, COUNT, BLOCK_H):
         head = start + tl.arange(0, BLOCK_H)
-        place, there = _halves(source, head, 2 * HALF, half, COUNT, HALF)
+        place, there = _halves(source, head, 2 * HALF, half, column, COUNT, HALF)
         first = tl.load(place, mask=there, other=0).to(tl.float32)
-        second = tl.load(place + HALF, mask=there, other=0).to(tl.float32)
+        second = tl.load(place + distance, mask=there, other=0).to(tl.float32)
         if NORM:
             inverse_rms = tl.rsqrt(tl.sum(first * first + second * second, 1) / (2 * HALF) + eps)
             tl.store(rstd + head, inverse_rms, mask=head < COUNT)
             first = (first * inverse_rms[:, None]).to(dtype).to(tl.float32) * w_first
             second = (second * inverse_rms[:, None]).to(dtype).to(tl.float32) * w_second
             first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
-        if ROTATE:
-            first, second = _rotate(first, second, cos, sin)
+        if PAIRS > 0:
+            first, second = _rotated(first, second, cos, sin, half, HALF, PAIRS)
             first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
         if scales is not None:
             power = power_below(tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1)))
             tl.store(scales + head * tl.num_programs(0), power, mask=head < COUNT)
             first, second = first * inverse(power)[:, None], second * inverse(power)[:, None]
-        place, there = _halves(target, head, 2 * HALF, half, COUNT, HALF)
+        place, there = _halves(target, head, 2 * HALF, half, column, COUNT, HALF)
         tl.store(place, first.to(target.dtype.element_ty), mask=there)
-        tl.store(place + HALF, second.to(target.dtype.element_ty), mask=there)
+        tl.store(place + distance, second.to(target.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _forward(
     qkv, q, k, v, scales, cos, sin, q_weight, k_weight, rstd, eps, q_stride, k_stride,
-    H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, PAIRS: tl.constexpr,
     HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """A token a program. Where q, k and v are views of qkv, each tile is read before it is written.
@@ -209,8 +266,10 @@ def _forward(
     """
     token = tl.program_id(0).to(tl.int64)
     half = tl.arange(0, BLOCK_C)
-    c = tl.load(cos + token * HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
-    s = tl.load(sin + token * HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
+    c, s = 1.0, 0.0
+    if PAIRS > 0:
+        c = tl.load(cos + token * PAIRS + half, mask=half < PAIRS, other=0).to(tl.float32)[None, :]
+        s = tl.load(sin + token * PAIRS + half, mask=half < PAIRS, other=0).to(tl.float32)[None, :]
     ROW: tl.constexpr = (H + 2 * K) * 2 * HALF
     qkv += token * ROW
     rstd += token * (H + K)
@@ -219,12 +278,12 @@ def _forward(
         scales += token
         k_scales = scales + H * tl.num_programs(0)
         v_scales = k_scales + K * tl.num_programs(0)
-    _heads(qkv, q + token * q_stride, scales, q_weight, rstd, eps, c, s, half, H, HALF, BLOCK_H, NORM, True)
+    _heads(qkv, q + token * q_stride, scales, q_weight, rstd, eps, c, s, half, H, HALF, PAIRS, BLOCK_H, NORM)
     keys = qkv + H * 2 * HALF
-    _heads(keys, k + token * k_stride, k_scales, k_weight, rstd + H, eps, c, s, half, K, HALF, BLOCK_H, NORM, True)
+    _heads(keys, k + token * k_stride, k_scales, k_weight, rstd + H, eps, c, s, half, K, HALF, PAIRS, BLOCK_H, NORM)
     if scales is not None:
         values = keys + K * 2 * HALF
-        _heads(values, v + token * ROW, v_scales, k_weight, rstd, eps, c, s, half, K, HALF, BLOCK_H, False, False)
+        _heads(values, v + token * ROW, v_scales, k_weight, rstd, eps, c, s, half, K, HALF, 0, BLOCK_H, False)
 
 
 @triton.jit
@@ -246,7 +305,7 @@ def _copy(
 @triton.jit
 def _heads_backward(
     source, token_stride, head_stride, target, weight, rstd, cos, sin, totals, program, count, first_head, tokens,
-    COUNT: tl.constexpr, ROW: tl.constexpr, STATS: tl.constexpr, NORM: tl.constexpr,
+    COUNT: tl.constexpr, ROW: tl.constexpr, STATS: tl.constexpr, NORM: tl.constexpr, PAIRS: tl.constexpr,
     HALF: tl.constexpr, TOKENS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The gradients of some heads' queries or keys over their values, for every count-th tile of tokens.
@@ -255,13 +314,13 @@ def _heads_backward(
     """
     row, half = tl.arange(0, TOKENS * BLOCK_H), tl.arange(0, BLOCK_C)
     token, head = row // BLOCK_H, first_head + row % BLOCK_H
-    taken = (token.to(tl.int64) * token_stride + head.to(tl.int64) * head_stride)[:, None] + half[None, :]
-    placed = (token * ROW + head * (2 * HALF))[:, None] + half[None, :]
-    angle = (token * HALF)[:, None] + half[None, :]
+    column, distance = _columns(half, HALF, PAIRS)
+    taken = (token.to(tl.int64) * token_stride + head.to(tl.int64) * head_stride)[:, None] + column[None, :]
+    placed = (token * ROW + head * (2 * HALF))[:, None] + column[None, :]
+    angle = (token * PAIRS)[:, None] + half[None, :]
     w_first, w_second = 1.0, 1.0
     if NORM:
-        w_first = tl.load(weight + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
-        w_second = tl.load(weight + HALF + half, mask=half < HALF, other=0).to(tl.float32)[None, :]
+        w_first, w_second = _weights(weight, half, HALF, PAIRS)
     total_first = tl.zeros((TOKENS * BLOCK_H, BLOCK_C), tl.float32)
     total_second = total_first
     for start in range(program * TOKENS, tokens, count * TOKENS):
@@ -269,31 +328,33 @@ def _heads_backward(
         there = inside[:, None] & (half < HALF)[None, :]
         gradient, place = source + start * token_stride + taken, target + start * ROW + placed
         first = tl.load(gradient, mask=there, other=0).to(tl.float32)
-        second = tl.load(gradient + HALF, mask=there, other=0).to(tl.float32)
-        c = tl.load(cos + start * HALF + angle, mask=there, other=0).to(tl.float32)
-        s = tl.load(sin + start * HALF + angle, mask=there, other=0).to(tl.float32)
-        first, second = _rotate(first, second, c, -s)
+        second = tl.load(gradient + distance, mask=there, other=0).to(tl.float32)
+        if PAIRS > 0:
+            tabled = inside[:, None] & (half < PAIRS)[None, :]
+            c = tl.load(cos + start * PAIRS + angle, mask=tabled, other=0).to(tl.float32)
+            s = tl.load(sin + start * PAIRS + angle, mask=tabled, other=0).to(tl.float32)
+            first, second = _rotated(first, second, c, -s, half, HALF, PAIRS)
         if NORM:
             inverse = tl.load(rstd + start * STATS + (token * STATS + head), mask=inside, other=0)[:, None]
             normed_first = tl.load(place, mask=there, other=0).to(tl.float32) * inverse
-            normed_second = tl.load(place + HALF, mask=there, other=0).to(tl.float32) * inverse
+            normed_second = tl.load(place + distance, mask=there, other=0).to(tl.float32) * inverse
             total_first += first * normed_first
             total_second += second * normed_second
             first, second = first * w_first, second * w_second
             mean = (tl.sum(first * normed_first + second * normed_second, 1) / (2 * HALF))[:, None]
             first, second = (first - normed_first * mean) * inverse, (second - normed_second * mean) * inverse
         tl.store(place, first.to(target.dtype.element_ty), mask=there)
-        tl.store(place + HALF, second.to(target.dtype.element_ty), mask=there)
+        tl.store(place + distance, second.to(target.dtype.element_ty), mask=there)
     if NORM:
-        tl.store(totals + half, tl.sum(total_first, 0), mask=half < HALF)
-        tl.store(totals + HALF + half, tl.sum(total_second, 0), mask=half < HALF)
+        tl.store(totals + column, tl.sum(total_first, 0), mask=half < HALF)
+        tl.store(totals + column + distance, tl.sum(total_second, 0), mask=half < HALF)
 
 
 @triton.jit
 def _backward(
     dq, dk, dv, qkv, cos, sin, q_weight, k_weight, rstd, partials, tokens, count,
     dq_token, dq_head, dk_token, dk_head, dv_token, dv_head,
-    H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, PAIRS: tl.constexpr,
     HALF: tl.constexpr, TOKENS: tl.constexpr, VALUES: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """A program has a group of heads of q, k or v alone. Its loads are not held up by stores of the others.
@@ -316,7 +377,7 @@ def _backward(
         totals += group * (4 * HALF)
         _heads_backward(
             dq, dq_token, dq_head, qkv, q_weight, rstd, cos, sin, totals, program, count, group * BLOCK_H, tokens,
-            H, ROW, H + K, NORM, HALF, TOKENS, BLOCK_H, BLOCK_C,
+            H, ROW, H + K, NORM, PAIRS, HALF, TOKENS, BLOCK_H, BLOCK_C,
         )  # fmt: skip
         if NORM and group >= K_GROUPS:
             column = tl.arange(0, 2 * BLOCK_C)
@@ -327,5 +388,5 @@ def _backward(
         _heads_backward(
             dk, dk_token, dk_head, qkv + H * 2 * HALF, k_weight, rstd + H, cos, sin, totals,
             program, count, group * BLOCK_H, tokens,
-            K, ROW, H + K, NORM, HALF, TOKENS, BLOCK_H, BLOCK_C,
+            K, ROW, H + K, NORM, PAIRS, HALF, TOKENS, BLOCK_H, BLOCK_C,
         )  # fmt: skip

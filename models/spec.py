@@ -28,6 +28,14 @@ Grads = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
+class Rotary:
+    """Rotary positions of the first R columns of queries and keys."""
+
+    inv_freq: tuple[float, ...]  # R / 2 frequencies, scaling applied
+    factor: float = 1.0  # of the tables of cosines and sines, and so of queries and keys (YaRN)
+
+
+@dataclass(frozen=True)
 class CheckpointPart:
     """A tensor of the checkpoint: `rows` consecutive rows of a stored parameter."""
 
@@ -423,8 +431,7 @@ class ModelSpec(ModelShape):
 
     layers: tuple[Layer, ...]
     head: HeadLayer
-    inv_freq: tuple[float, ...]  # C / 2 rotary frequencies, scaling applied
-    rope_scale: float = 1.0  # factor of the tables of cosines and sines (YaRN)
+    rotaries: tuple[Rotary, ...]  # which layers name by their places
     router_aux_loss_coef: float = 0.0  # models/layers/balance.py
 
     @property

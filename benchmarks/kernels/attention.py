@@ -26,8 +26,6 @@ def micro_batch(documents: list[list[int]]) -> MicroBatch:
         cu_seqlens=torch.tensor([0, *torch.tensor(flat).cumsum(0)], dtype=torch.int32, device="cuda"),
         max_seqlen=max(flat),
         uniform=len(set(flat)) == 1,
-        cos=torch.empty(0),
-        sin=torch.empty(0),
     )
 
 

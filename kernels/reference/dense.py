@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rptrain.kernels.batch import IGNORED
+from rptrain.kernels.batch import IGNORED, Rotation
 
 QUERIES = 256  # of a row at a time: bounds the scores held in attention
 
@@ -52,20 +52,25 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return total, *rms_norm(total, weight, eps)
 
 
-def rope(q_THC: Tensor, k_TKC: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotates (x[i], x[i + C/2]) by the angle whose cosine and sine are cos, sin [T, C/2]."""
-    return _rotate(q_THC, cos, sin), _rotate(k_TKC, cos, sin)
+def rope(q_THC: Tensor, k_TKC: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+    """Rotates (x[i], x[i + R/2]) of the first R columns by the angle of the tables [T, R/2]."""
+    if rotation is None:
+        return q_THC, k_TKC
+    return _rotate(q_THC, *rotation), _rotate(k_TKC, *rotation)
 
 
-def rope_backward(dq_THC: Tensor, dk_TKC: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rope_backward(dq_THC: Tensor, dk_TKC: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
     """The transposed rotation, which is the one by the opposite angle."""
-    return _rotate(dq_THC, cos, -sin), _rotate(dk_TKC, cos, -sin)
+    return rope(dq_THC, dk_TKC, None if rotation is None else Rotation(rotation.cos, -rotation.sin))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.to(cos.dtype).chunk(2, -1)
+    pairs = cos.shape[1]
+    first, second, rest = x.split((pairs, pairs, x.shape[-1] - 2 * pairs), -1)
+    first, second = first.to(cos.dtype), second.to(cos.dtype)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
+    rotated = first * cos - second * sin, second * cos + first * sin
+    return torch.cat((*(half.to(x.dtype) for half in rotated), rest), -1)
 
 
 class QKNorm(NamedTuple):
@@ -84,17 +89,17 @@ def split_heads(qkv: Tensor, kv_heads: int, size: int) -> tuple[Tensor, Tensor, 
 
 
 def qk_norm_rope(
-    qkv: Tensor, cos: Tensor, sin: Tensor, kv_heads: int, norm: QKNorm | None = None
+    qkv: Tensor, rotation: Rotation | None, kv_heads: int, size: int, norm: QKNorm | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """q, k, v and 1 / rms [T, H + K], as kernels/rope.py has it: without norms q and k are rotated in place."""
-    q, k, v = split_heads(qkv, kv_heads, 2 * cos.shape[1])
+    q, k, v = split_heads(qkv, kv_heads, size)
     if norm is None:
-        for x in (q, k):
-            x.copy_(_rotate(x, cos, sin))
+        for x, rotated in zip((q, k), rope(q, k, rotation), strict=True):
+            x.copy_(rotated)
         return q, k, v, None
     q_normed, q_rstd = rms_norm(q, norm.q_weight, norm.eps)
     k_normed, k_rstd = rms_norm(k, norm.k_weight, norm.eps)
-    return *rope(q_normed, k_normed, cos, sin), v, torch.cat((q_rstd, k_rstd), 1)
+    return *rope(q_normed, k_normed, rotation), v, torch.cat((q_rstd, k_rstd), 1)
 
 
 def qk_norm_rope_backward(
@@ -102,15 +107,14 @@ def qk_norm_rope_backward(
     dk: Tensor,
     dv: Tensor,
     qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    rotation: Rotation | None,
     norm: QKNorm | None = None,
     rstd: Tensor | None = None,
     grads: tuple[Tensor | None, Tensor | None] | None = None,
 ) -> Tensor:
     """The gradient of the product, written over it."""
     q, k, v = split_heads(qkv, dk.shape[1], dk.shape[2])
-    dq, dk = rope_backward(dq, dk, cos, sin)
+    dq, dk = rope_backward(dq, dk, rotation)
     if norm is not None and rstd is not None and grads is not None:
         q_rstd, k_rstd = rstd.split((q.shape[1], k.shape[1]), 1)
         dq = rms_norm_backward(dq, q, norm.q_weight, q_rstd, grads[0])

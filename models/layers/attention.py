@@ -1,7 +1,7 @@
 """The attention of a decoder block, forward and backward; subclasses add the MLP."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rptrain.kernels import attention as attn
 from rptrain.kernels import fp8
-from rptrain.kernels.batch import MicroBatch
+from rptrain.kernels.batch import MicroBatch, Rotation
 from rptrain.kernels.fp8 import Form, Maxima, Operand
 from rptrain.kernels.half import Heads
 from rptrain.kernels.linear import (
@@ -67,15 +67,15 @@ class AttentionBlock(BlockShape):
         """Accumulates the MLP's gradients in `g`; returns the gradient of the sum of product and input."""
 
     def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
-        product = self._attention(p, x_TD, mb.cos, mb.sin, self._attend(p, mb), mb)[0]
+        product = self._attention(p, x_TD, mb.rotations, self._attend(p, mb), mb)[0]
         return self.mlp_output(p, self.mlp(p, product, x_TD, mb), mb, overwrite=True)
 
-    def step(self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def step(self, p: Params, x_TD: Tensor, rotations: Sequence[Rotation], attend: Attend) -> Tensor:
         """Forward with the caller's attention over the rotated q, k and v, for decoding with a cache.
 
         There is no dropout, and q, k and v keep the model's type.
         """
-        product = self._attention(p, x_TD, cos, sin, attend, None)[0]
+        product = self._attention(p, x_TD, rotations, attend, None)[0]
         return self.mlp_output(p, self.mlp(p, product, x_TD, None), None, overwrite=True)
 
     def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, tuple[AttentionSaved, Any]]:
@@ -83,7 +83,7 @@ class AttentionBlock(BlockShape):
         return self.mlp_output(p, mlp, mb), (attention, mlp)
 
     def recompute(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[AttentionSaved, Any]:
-        product, attention = self._attention(p, x_TD, mb.cos, mb.sin, self._attend(p, mb), mb)
+        product, attention = self._attention(p, x_TD, mb.rotations, self._attend(p, mb), mb)
         return attention, self.mlp(p, product, x_TD, mb)
 
     def backward(self, p: Params, g: Grads, saved: tuple[AttentionSaved, Any], dy_TD: Tensor, mb: MicroBatch) -> Tensor:
@@ -173,13 +173,14 @@ class AttentionBlock(BlockShape):
         return next((each for each in self.adapters if isinstance(each, Adapters) and each.name == name), None)
 
     def _attention(
-        self, p: Params, x_TD: Tensor, cos: Tensor, sin: Tensor, attend: Attend, mb: MicroBatch | None
+        self, p: Params, x_TD: Tensor, rotations: Sequence[Rotation], attend: Attend, mb: MicroBatch | None
     ) -> tuple[Tensor, AttentionSaved]:
         """The output projection's product [T, D], before the residual is added. No `mb`: a step of decoding."""
         _, normed, rstd = rms_norm_operand(x_TD, None, p["input_norm"], self.eps, self.form(p, "qkv"))
         qkv = self.product(p, "qkv", normed, mb)
         half_sums = self.half_sums and mb is not None
-        q, k, v, qk_rstd = qk_norm_rope(qkv, cos, sin, self.kv_heads, self._norms(p), half_sums=half_sums)
+        form = self._rotation(rotations), self.kv_heads, self.head_size, self._norms(p)
+        q, k, v, qk_rstd = qk_norm_rope(qkv, *form, half_sums=half_sums)
         out, attention = attend(q, k, v)
         attended = fp8.operand(out.flatten(1), self.form(p, "o"))
         saved = AttentionSaved(
@@ -191,8 +192,7 @@ class AttentionBlock(BlockShape):
         dqkv = qk_norm_rope_backward(
             *self._attend_backward(p, g, dh_TD, saved, mb),
             saved.qkv,
-            mb.cos,
-            mb.sin,
+            self._rotation(mb.rotations),
             self._norms(p),
             saved.qk_rstd,
             (g.get("q_norm"), g.get("k_norm")) if self.qk_norm else None,
@@ -216,6 +216,9 @@ class AttentionBlock(BlockShape):
             sinks=p.get("sinks"),
             grad_sinks=g.get("sinks"),
         )
+
+    def _rotation(self, rotations: Sequence[Rotation]) -> Rotation | None:
+        return None if self.rotary is None else rotations[self.rotary]
 
     def _norms(self, p: Params) -> QKNorm | None:
         return QKNorm(p["q_norm"], p["k_norm"], self.eps) if self.qk_norm else None

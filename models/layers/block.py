@@ -27,6 +27,7 @@ class BlockShape(ABC):
     kv_heads: int
     head_size: int
     intermediate: int
+    rotary: int | None = 0  # the place of the rotary positions among the model's; None: queries and keys have none
     qk_norm: bool = False
     qkv_bias: bool = False  # biases on queries, keys and values
     o_bias: bool = False  # bias on the output projection
@@ -122,7 +123,7 @@ class BlockShape(ABC):
         heads, kv_heads = self._widths
         attention = 4.0 * tokens * self.attended(length) * heads
         half = attention if self._in_half(itemsize) else 0.0
-        rotation = 2 * (heads + kv_heads)
+        rotation = 0 if self.rotary is None and not self.qk_norm else 2 * (heads + kv_heads)
         forward = {"norm": 2 * self.hidden, "rotation": rotation, "sum and norm": 4 * self.hidden}
         # q and k before their norms; the values' gradient, copied
         rotation_back = rotation + self.qk_norm * (heads + kv_heads) + 2 * kv_heads

@@ -11,8 +11,8 @@ from torch import Tensor
 from rptrain.kernels.attention import attention
 from rptrain.kernels.batch import IGNORED, MicroBatch
 from rptrain.kernels.reference.dense import wide
-from rptrain.models.layers import rope
 from rptrain.models.layers.attention import AttentionBlock
+from rptrain.models.layers.rope import RotaryTables
 from rptrain.models.spec import ModelSpec
 
 QUERIES = 256  # tokens whose scores over held keys are computed at a time
@@ -49,8 +49,7 @@ class Cache:
         self._new: list[list[int]] = []
         self._device = device
         self._buffers = [torch.zeros(_shape(spec, sequences, 0), dtype=dtype, device=device) for _ in spec.layers]
-        self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide(dtype), device=device)
-        self._rope_scale = spec.rope_scale
+        self._rotaries = RotaryTables(spec.rotaries, wide(dtype), device)
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +82,7 @@ class Cache:
         places = chain.from_iterable(map(range, starts, self._ends))
         self._positions = self._tensor(list(places))
         self._sequence = torch.arange(len(new), device=self._device).repeat_interleave(self._tensor(counts))
-        self.cos, self.sin = rope.tables(self._inv_freq, self._positions, self._rope_scale)
+        self.rotations = self._rotaries.at(self._positions)
         if self._fresh:
             documents = self._tensor([0, *counts]).cumsum(0).int()
             self._packed = MicroBatch(
@@ -94,8 +93,7 @@ class Cache:
                 cu_seqlens=documents,
                 max_seqlen=max(counts),
                 uniform=False,  # there are many lengths, and each would need its own preparation
-                cos=self.cos,
-                sin=self.sin,
+                rotations=self.rotations,
             )
         return self._tensor(list(chain.from_iterable(self._new)))
 

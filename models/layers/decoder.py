@@ -104,7 +104,6 @@ def model(
         head=Head((last, projection), "embed" if shape.tied else "head", shape.hidden, shape.vocab, shape.eps),
         hidden_size=shape.hidden,
         vocab_size=shape.vocab,
-        inv_freq=shape.inv_freq,
-        rope_scale=shape.rope_scale,
+        rotaries=shape.rotaries,
         tied=shape.tied,
     )

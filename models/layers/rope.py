@@ -1,12 +1,15 @@
 """Rotary position embeddings: frequencies from a config, and their tables."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from reprlib import repr as shortened
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rptrain.kernels.batch import Rotation
+from rptrain.models.spec import Rotary
 
 YARN = ("factor", "original_max_position_embeddings")
 YARN_OPTIONS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
@@ -14,14 +17,22 @@ LARGEST = torch.finfo(torch.float32).max  # the largest number in a config
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def tables(inv_freq_C: Tensor, positions: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, C/2] of positions [T] in the frequencies' dtype: float32, or float64 for float64 models.
+class RotaryTables:
+    """A model's rotary positions on a device, in float32 (float64 for float64 models)."""
 
-    Both are multiplied by `scale`, the `attention_factor`, which applies to queries and keys.
-    """
-    angles = positions.to(inv_freq_C.dtype).unsqueeze(1) * inv_freq_C
+    def __init__(self, rotaries: Sequence[Rotary], dtype: torch.dtype, device: torch.device) -> None:
+        self._rotaries = [(torch.tensor(each.inv_freq, dtype=dtype).to(device), each.factor) for each in rotaries]
+
+    def at(self, positions: Tensor) -> tuple[Rotation, ...]:
+        """The tables [T, R/2] of positions [T]."""
+        return tuple(tables(inv_freq, positions, factor) for inv_freq, factor in self._rotaries)
+
+
+def tables(inv_freq_R: Tensor, positions: Tensor, factor: float = 1.0) -> Rotation:
+    """cos and sin [T, R/2] of positions [T] in the frequencies' dtype, multiplied by `factor`."""
+    angles = positions.to(inv_freq_R.dtype).unsqueeze(1) * inv_freq_R
     cos, sin = angles.cos(), angles.sin()
-    return (cos, sin) if scale == 1 else (cos * scale, sin * scale)
+    return Rotation(cos, sin) if factor == 1 else Rotation(cos * factor, sin * factor)
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +87,11 @@ def problems(rope: Mapping[str, Any]) -> list[str]:
     if rope["rope_type"] == "llama3" and not found and rope["low_freq_factor"] >= rope["high_freq_factor"]:
         found.append("low_freq_factor of the rotary embedding must be below high_freq_factor")
     return found
+
+
+def rotary(rope: Mapping[str, Any], head_size: int) -> Rotary:
+    """The rotary positions of these settings."""
+    return Rotary(inverse_frequencies(rope, head_size), attention_factor(rope))
 
 
 def inverse_frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from reprlib import repr as shortened
 from typing import Any
 
 from rptrain.models.layers import rope
+from rptrain.models.spec import Rotary
 from rptrain.utils.errors import UserError
 
 # more is a mistake, and would use all memory before it is noticed
@@ -45,10 +46,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Shape(Sizes):
-    """The sizes of a Llama-like decoder, its rotary frequencies, and the scale of their tables."""
+    """The sizes of a Llama-like decoder, and its rotary positions, by the layers' `rotary`."""
 
-    inv_freq: tuple[float, ...]
-    rope_scale: float
+    rotaries: tuple[Rotary, ...]
 
 
 def read_shape(
@@ -82,11 +82,7 @@ def read_shape(
     found += rope.problems(settings)
     if found:
         raise UserError("config.json describes a model that cannot be trained here:\n- " + "\n- ".join(found))
-    return Shape(
-        **asdict(sizes),
-        inv_freq=rope.inverse_frequencies(settings, sizes.head_size),
-        rope_scale=rope.attention_factor(settings),
-    )
+    return Shape(**asdict(sizes), rotaries=(rope.rotary(settings, sizes.head_size),))
 
 
 def read_sizes(config: Mapping[str, Any], found: list[str], head_size: int | None = None) -> Sizes:

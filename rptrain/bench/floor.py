@@ -271,8 +271,6 @@ def _attention(
         cu_seqlens=torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=device),
         max_seqlen=length,
         uniform=True,
-        cos=torch.empty(0),
-        sin=torch.empty(0),
     )
     q, k, v = (
         torch.randn(rows * length, heads, block.head_size, dtype=dtype, device=device)

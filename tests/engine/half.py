@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rptrain.kernels.batch import MicroBatch
-from rptrain.models.layers import rope
+from rptrain.models.layers.rope import RotaryTables
 
 EPS = 1e-8
 
@@ -34,10 +34,10 @@ def micro_batch(spec, batch, m):
     ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     padded = torch.full((17 if not uniform else len(ends),), tokens, dtype=torch.int32)
     padded[: len(ends)] = ends
-    cos, sin = rope.tables(torch.tensor(spec.inv_freq), batch.positions[m], spec.rope_scale)
+    rotations = RotaryTables(spec.rotaries, torch.float32, torch.device("cpu")).at(batch.positions[m])
     longest = lengths[0] if uniform else batch.length
     return MicroBatch(
-        batch.sequences, batch.length, batch.positions[m], batch.labels[m], padded, longest, uniform, cos, sin
+        batch.sequences, batch.length, batch.positions[m], batch.labels[m], padded, longest, uniform, rotations
     )
 
 

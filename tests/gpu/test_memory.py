@@ -1,5 +1,7 @@
 """What the layers of real models keep and need on a GPU, against what plans count with."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from rptrain.engine.store import accumulate_dtype
 from rptrain.models import registry
 from rptrain.models.fp8 import with_fp8
 from rptrain.models.half import with_half_sums
-from rptrain.models.layers import rope
+from rptrain.models.layers.rope import RotaryTables
 
 pytestmark = pytest.mark.gpu
 
@@ -44,8 +46,8 @@ def test_bounds_hold_with_fused_kernels(preset, fp8, half_sums, reproducible):
     spec, slack = (with_fp8(spec), 1.4) if fp8 else (spec, 1.1)
     spec = with_half_sums(spec) if half_sums else spec
     mb = micro_batch([[LENGTH]] * ROWS)
-    cos, sin = rope.tables(torch.tensor(spec.inv_freq, device=DEVICE), mb.positions, spec.rope_scale)
-    mb = type(mb)(**{**vars(mb), "cos": cos, "sin": sin, "labels": torch.randint(1000, (TOKENS,), device=DEVICE)})
+    rotations = RotaryTables(spec.rotaries, torch.float32, torch.device(DEVICE)).at(mb.positions)
+    mb = replace(mb, rotations=rotations, labels=torch.randint(1000, (TOKENS,), device=DEVICE))
     x, dy = (torch.randn(TOKENS, spec.hidden_size, device=DEVICE, dtype=DTYPE) for _ in range(2))
     layer = spec.layers[0]
     params, grads = tensors(spec, layer)

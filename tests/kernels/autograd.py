@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.attention import attention, attention_backward
-from rptrain.kernels.batch import IGNORED, MicroBatch
+from rptrain.kernels.batch import IGNORED, MicroBatch, Rotation
 from rptrain.kernels.dropout import Dropout
 from rptrain.kernels.grouped import grouped_bias_grad, grouped_mm, grouped_weight_grad
 from rptrain.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
@@ -177,7 +177,7 @@ class RMSNorm(torch.autograd.Function):
 
 
 class QKNormRope(torch.autograd.Function):
-    """`qk_norm_rope` for autograd: qkv, cos, sin, kv_heads, both norms' weights or None, eps to q, k, v."""
+    """`qk_norm_rope` for autograd: qkv, cos, sin, kv_heads, size, both norms' weights or None, eps to q, k, v."""
 
     @staticmethod
     def forward(
@@ -186,12 +186,13 @@ class QKNormRope(torch.autograd.Function):
         cos: Tensor,
         sin: Tensor,
         kv_heads: int,
+        size: int,
         q_weight: Tensor | None = None,
         k_weight: Tensor | None = None,
         eps: float = 0.0,
     ) -> tuple[Tensor, Tensor, Tensor]:
         norm = None if q_weight is None or k_weight is None else QKNorm(q_weight, k_weight, eps)
-        q, k, v, rstd = qk_norm_rope(qkv.clone(), cos, sin, kv_heads, norm)
+        q, k, v, rstd = qk_norm_rope(qkv.clone(), Rotation(cos, sin), kv_heads, size, norm)
         ctx.eps = eps
         ctx.save_for_backward(qkv, cos, sin, q_weight, k_weight, rstd)
         return q.clone(), k.clone(), v.clone()
@@ -201,11 +202,11 @@ class QKNormRope(torch.autograd.Function):
         dq, dk, dv = grad_outputs
         qkv, cos, sin, q_weight, k_weight, rstd = ctx.saved_tensors
         if rstd is None:
-            return qk_norm_rope_backward(dq, dk, dv, qkv.clone(), cos, sin), *(None,) * 6
+            return qk_norm_rope_backward(dq, dk, dv, qkv.clone(), Rotation(cos, sin)), *(None,) * 7
         norm = QKNorm(q_weight, k_weight, ctx.eps)
         grads = torch.zeros_like(q_weight, dtype=rstd.dtype), torch.zeros_like(k_weight, dtype=rstd.dtype)
-        dqkv = qk_norm_rope_backward(dq, dk, dv, qkv.clone(), cos, sin, norm, rstd, grads)
-        return dqkv, None, None, None, *(grad.to(q_weight.dtype) for grad in grads), None
+        dqkv = qk_norm_rope_backward(dq, dk, dv, qkv.clone(), Rotation(cos, sin), norm, rstd, grads)
+        return dqkv, None, None, None, None, *(grad.to(q_weight.dtype) for grad in grads), None
 
 
 class SwiGLU(torch.autograd.Function):

@@ -37,7 +37,6 @@ def micro_batch() -> Callable[..., MicroBatch]:
         """Each inner list is a row: the lengths of its documents."""
         flat = [length for row in documents for length in row]
         positions = torch.cat([torch.arange(length) for length in flat])
-        empty = torch.empty(0)
         return MicroBatch(
             sequences=len(documents),
             length=sum(documents[0]),
@@ -46,8 +45,6 @@ def micro_batch() -> Callable[..., MicroBatch]:
             cu_seqlens=torch.tensor([0, *torch.tensor(flat).cumsum(0)], dtype=torch.int32, device=device),
             max_seqlen=max(flat),
             uniform=len({length for row in documents for length in row}) == 1,
-            cos=empty,
-            sin=empty,
         )
 
     return build

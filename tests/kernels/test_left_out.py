@@ -7,6 +7,7 @@ import torch
 
 from rptrain.kernels import flash, rms_norm, rope
 from rptrain.kernels import linear_cross_entropy as lce
+from rptrain.kernels.batch import Rotation
 from rptrain.kernels.reference import dense as reference
 from tests.kernels.exact import random
 
@@ -43,10 +44,10 @@ def test_norms_of_queries_and_keys(function, device):
     qkv = random((5, 8 * 6), torch.float32, device)
     angles = random((5, 3), torch.float32, device, 1)
     norm = rope.QKNorm(*(random((6,), torch.float32, device, seed) for seed in (2, 3)), 1e-5)
-    tables = angles.cos(), angles.sin()
-    rstd = reference.qk_norm_rope(qkv, *tables, 2, norm)[3]
+    rotation = Rotation(angles.cos(), angles.sin())
+    rstd = reference.qk_norm_rope(qkv, rotation, 2, 6, norm)[3]
     dq, dk, dv = (random((5, heads, 6), torch.float32, device, 4) for heads in (4, 2, 2))
-    check(lambda *sums: [function(dq, dk, dv, qkv.clone(), *tables, norm, rstd, sums)], [(6,), (6,)], device)
+    check(lambda *sums: [function(dq, dk, dv, qkv.clone(), rotation, norm, rstd, sums)], [(6,), (6,)], device)
 
 
 def test_sinks_of_the_oracle(micro_batch, device):

@@ -27,6 +27,7 @@ from rptrain.kernels import (
     swiglu,
 )
 from rptrain.kernels.attention import attention, attention_backward
+from rptrain.kernels.batch import Rotation
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
 from rptrain.kernels.reference.dense import Clamp, QKNorm, split_heads
 from tests.kernels.exact import dtypes, random
@@ -61,14 +62,14 @@ def norms(rand: Rand) -> Run:
 
 def rotation(rand: Rand) -> Run:
     qkv, (dq, dk, dv) = rand(TOKENS, QKV), heads(rand(TOKENS, QKV))
-    cos, sin = zeros(TOKENS, SIZE // 2).cos(), zeros(TOKENS, SIZE // 2)
+    rotation = Rotation(zeros(TOKENS, SIZE // 2).cos(), zeros(TOKENS, SIZE // 2))
     norm, totals = QKNorm(rand(SIZE), rand(SIZE), 1e-6), (zeros(SIZE), zeros(SIZE))
 
     def run() -> None:
-        *_, rstd = rope.qk_norm_rope(qkv, cos, sin, KV_HEADS, norm)
-        rope.qk_norm_rope_backward(dq, dk, dv, qkv, cos, sin, norm, rstd, totals)
-        rope.qk_norm_rope(qkv, cos, sin, KV_HEADS)
-        rope.qk_norm_rope_backward(dq, dk, dv, qkv, cos, sin)
+        *_, rstd = rope.qk_norm_rope(qkv, rotation, KV_HEADS, SIZE, norm)
+        rope.qk_norm_rope_backward(dq, dk, dv, qkv, rotation, norm, rstd, totals)
+        rope.qk_norm_rope(qkv, rotation, KV_HEADS, SIZE)
+        rope.qk_norm_rope_backward(dq, dk, dv, qkv, rotation)
 
     return run
 

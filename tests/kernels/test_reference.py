@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rptrain.kernels.batch import Rotation
 from rptrain.kernels.reference import dense as ops
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -48,18 +49,18 @@ def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 def test_rope(tokens: int, heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
     q, k = random(tokens, heads, size, dtype=dtype), random(tokens, kv_heads, size, dtype=dtype, seed=1)
     angles = random(tokens, size // 2, dtype=ops.wide(dtype), seed=2)
-    cos, sin = angles.cos(), angles.sin()
+    rotation = Rotation(angles.cos(), angles.sin())
 
     def rotated(x: Tensor) -> Tensor:
         first, second = x.chunk(2, -1)
-        twice_cos, twice_sin = (torch.cat((t, t), -1)[:, None].double() for t in (cos, sin))
+        twice_cos, twice_sin = (torch.cat((t, t), -1)[:, None].double() for t in rotation)
         return x * twice_cos + torch.cat((-second, first), -1) * twice_sin
 
     oracles = oracle(q, k)
-    for ours, x in zip(ops.rope(q, k, cos, sin), oracles, strict=True):
+    for ours, x in zip(ops.rope(q, k, rotation), oracles, strict=True):
         close(ours, rotated(x), dtype)
         rotated(x).backward(ours.double())
-    ours = ops.rope_backward(*ops.rope(q, k, cos, sin), cos, sin)
+    ours = ops.rope_backward(*ops.rope(q, k, rotation), rotation)
     for grad, x in zip(ours, oracles, strict=True):
         assert grad.dtype == dtype
         close(grad, x.grad, dtype)

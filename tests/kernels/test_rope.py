@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rptrain.kernels import rope
+from rptrain.kernels.batch import Rotation
 from rptrain.kernels.half import scaled_heads
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.rope import QKNorm
@@ -13,6 +14,8 @@ from .autograd import QKNormRope
 
 # tokens, H, K, C: tiles that are whole, cut, several for the heads of one token, and several a program of backward
 SHAPES = [(1, 1, 1, 2), (7, 3, 1, 32), (3, 20, 5, 256), (5, 4, 2, 256), (2, 12, 4, 80), (9, 6, 6, 10), (3, 17, 9, 6)]
+# the same and R: some of the columns rotated, or none
+SHAPES += [(7, 3, 1, 32, 8), (3, 20, 5, 128, 64), (2, 12, 4, 80, 2), (9, 6, 6, 10, 8), (5, 4, 2, 12, 0)]
 shapes = pytest.mark.parametrize("shape", SHAPES)
 norms = pytest.mark.parametrize("norm", [False, True])
 EPS = 1e-3
@@ -22,11 +25,13 @@ class Inputs:
     """Tensors of a case; `exact` are the same in float64."""
 
     def __init__(self, shape, norm, dtype, device):
-        tokens, heads, kv_heads, size = shape
-        self.kv_heads = kv_heads
+        tokens, heads, kv_heads, self.size, *rotated = shape
+        size, self.kv_heads = self.size, kv_heads
         self.qkv = random((tokens, (heads + 2 * kv_heads) * size), dtype, device)
-        angles = random((tokens, size // 2), torch.float32, device, 1)
-        self.cos, self.sin = 1.25 * angles.cos(), 1.25 * angles.sin()  # with a factor, as YaRN has one
+        angles = random((tokens, (rotated or [size])[0] // 2), torch.float32, device, 1)
+        self.rotation = Rotation(1.25 * angles.cos(), 1.25 * angles.sin())  # with a factor, as YaRN has one
+        if not angles.numel() and tokens:
+            self.rotation = None
         weights = (random((size,), dtype, device, seed) for seed in (2, 3))
         self.norm = QKNorm(*weights, EPS) if norm else None
         # gradients as attention may return them: heads before tokens, a wider buffer
@@ -35,20 +40,21 @@ class Inputs:
 
     def exact(self) -> "Inputs":
         wide = object.__new__(Inputs)
-        wide.kv_heads = self.kv_heads
-        for name in ("qkv", "cos", "sin", "dq", "dk", "dv"):
+        wide.kv_heads, wide.size = self.kv_heads, self.size
+        for name in ("qkv", "dq", "dk", "dv"):
             setattr(wide, name, getattr(self, name).double())
+        wide.rotation = self.rotation and Rotation(*(table.double() for table in self.rotation))
         wide.norm = self.norm and QKNorm(*exact(*self.norm[:2]), EPS)
         return wide
 
     def forward(self, function):
-        return function(self.qkv.clone(), self.cos, self.sin, self.kv_heads, self.norm)
+        return function(self.qkv.clone(), self.rotation, self.kv_heads, self.size, self.norm)
 
     def backward(self, function, rstd):
         """dqkv and the weights' gradients."""
         grads = tuple(torch.ones_like(w, dtype=self.rstd_type) for w in self.norm[:2]) if self.norm else None
         dqkv = self.qkv.clone() if self.norm else torch.full_like(self.qkv, torch.nan)
-        result = function(self.dq, self.dk, self.dv, dqkv, self.cos, self.sin, self.norm, rstd, grads)
+        result = function(self.dq, self.dk, self.dv, dqkv, self.rotation, self.norm, rstd, grads)
         assert result is dqkv
         return (dqkv, *(grad - 1 for grad in grads or ()))
 
@@ -63,7 +69,7 @@ class Inputs:
 def test_forward(shape, norm, dtype, device) -> None:
     case = Inputs(shape, norm, dtype, device)
     qkv = case.qkv.clone()
-    *ours, rstd = rope.qk_norm_rope_triton(qkv, case.cos, case.sin, case.kv_heads, case.norm)
+    *ours, rstd = rope.qk_norm_rope_triton(qkv, case.rotation, case.kv_heads, case.size, case.norm)
     *oracle, _ = case.forward(reference.qk_norm_rope)
     *theirs, wide_rstd = case.exact().forward(reference.qk_norm_rope)
     for x, same, wide in zip(ours, oracle, theirs, strict=True):
@@ -79,7 +85,7 @@ def test_forward(shape, norm, dtype, device) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # the interpreter's
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (7, 3, 1, 32), (2, 12, 4, 80), (9, 6, 6, 10), (3, 17, 9, 6)])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (7, 3, 1, 32), (2, 12, 4, 80, 40), (9, 6, 6, 10), (3, 17, 9, 6, 0)])
 @norms
 def test_heads_in_float16_are_those_of_the_rotated_values(shape, norm, dtype, device) -> None:
     """The same bits as when rotated values are scaled afterwards, in the same memory; q and k before norms stay.
@@ -91,7 +97,7 @@ def test_heads_in_float16_are_those_of_the_rotated_values(shape, norm, dtype, de
     case.qkv[-1, : shape[3]] *= 1e-30
     *plain, rstd = case.forward(rope.qk_norm_rope_triton)
     qkv = case.qkv.clone()
-    *heads, again = rope.qk_norm_rope_triton(qkv, case.cos, case.sin, case.kv_heads, case.norm, half_sums=True)
+    *heads, again = rope.qk_norm_rope_triton(qkv, case.rotation, case.kv_heads, case.size, case.norm, half_sums=True)
     for x, found in zip(plain, heads, strict=True):
         expected = scaled_heads(x)
         assert found.dtype == dtype and found.values.dtype == torch.float16
@@ -161,8 +167,8 @@ def test_autograd_in_float64(norm) -> None:
     inputs = [x.requires_grad_() for x in (case.qkv, *(w for w in weights if w is not None))]
 
     def ours(qkv, q_weight=None, k_weight=None):
-        cos, sin = case.cos.double(), case.sin.double()
-        return QKNormRope.apply(qkv, cos, sin, case.kv_heads, q_weight, k_weight, EPS)
+        cos, sin = (table.double() for table in case.rotation)
+        return QKNormRope.apply(qkv, cos, sin, case.kv_heads, case.size, q_weight, k_weight, EPS)
 
     assert torch.autograd.gradcheck(ours, inputs)
 
@@ -174,7 +180,7 @@ def test_the_oracle_is_the_norm_and_the_rotation(norm) -> None:
     if case.norm:
         q = torch.nn.functional.rms_norm(q, (6,), case.norm.q_weight, EPS)
         k = torch.nn.functional.rms_norm(k, (6,), case.norm.k_weight, EPS)
-    expected = (*reference.rope(q, k, case.cos, case.sin), v)
+    expected = (*reference.rope(q, k, case.rotation), v)
     for ours, theirs in zip(case.forward(rope.qk_norm_rope)[:3], expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.reference.dense import wide
 from rptrain.models import registry
-from rptrain.models.layers import rope
+from rptrain.models.layers.rope import RotaryTables
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 
@@ -176,7 +176,6 @@ def make_micro_batch(
     """Each inner list is a row: the lengths of its documents."""
     flat = [length for row in documents for length in row]
     positions = torch.cat([torch.arange(length) for length in flat])
-    cos, sin = rope.tables(torch.tensor(spec.inv_freq, dtype=wide(dtype)), positions, spec.rope_scale)
     return MicroBatch(
         sequences=len(documents),
         length=sum(documents[0]),
@@ -185,8 +184,7 @@ def make_micro_batch(
         cu_seqlens=torch.tensor([0, *torch.tensor(flat).cumsum(0)], dtype=torch.int32),
         max_seqlen=max(flat),
         uniform=len({length for row in documents for length in row}) == 1,
-        cos=cos,
-        sin=sin,
+        rotations=RotaryTables(spec.rotaries, wide(dtype), torch.device("cpu")).at(positions),
     )
 
 

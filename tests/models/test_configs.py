@@ -99,7 +99,7 @@ def test_every_spelling_of_llama3_rope(spelled) -> None:
 
     spec = registry.build({**CONFIG, "head_dim": 64, **spelled})
     theirs = LlamaConfig(head_dim=64, rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3})
-    assert torch.equal(torch.tensor(spec.inv_freq), LlamaRotaryEmbedding(theirs).inv_freq)
+    assert torch.equal(torch.tensor(spec.rotaries[0].inv_freq), LlamaRotaryEmbedding(theirs).inv_freq)
 
 
 @pytest.mark.parametrize("head_size", [10, 64, 128])
@@ -143,13 +143,14 @@ def test_yarn_is_that_of_transformers(settings, theta, head_size) -> None:
 def test_yarn() -> None:
     settings = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
     spec = registry.build({**CONFIG, "head_dim": 64, **YARN, "rope_parameters": settings})
-    assert spec.rope_scale == pytest.approx(1.138629436111989)
-    assert spec.inv_freq[0] == 1 and spec.inv_freq[-1] == pytest.approx(10000.0 ** (-62 / 64) / 4)
+    (rotary,) = spec.rotaries
+    assert rotary.factor == pytest.approx(1.138629436111989)
+    assert rotary.inv_freq[0] == 1 and rotary.inv_freq[-1] == pytest.approx(10000.0 ** (-62 / 64) / 4)
 
 
 @pytest.mark.parametrize("spelled", [{"rope_theta": 1e6}, {"rope_parameters": {"rope_theta": 1e6}}])
 def test_plain_rope(spelled) -> None:
-    inv_freq = registry.build({**CONFIG, "head_dim": 8, **spelled}).inv_freq
+    inv_freq = registry.build({**CONFIG, "head_dim": 8, **spelled}).rotaries[0].inv_freq
     assert inv_freq == pytest.approx([1, 1e6**-0.25, 1e6**-0.5, 1e6**-0.75])
 
 

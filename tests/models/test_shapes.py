@@ -279,8 +279,8 @@ def test_defaults_of_gpt_oss() -> None:
     assert (block.head_size, block.window, block.eps) == (theirs.head_dim, theirs.sliding_window, theirs.rms_norm_eps)
     assert block.clamp == (theirs.swiglu_alpha, theirs.swiglu_limit) and full.window is None
     rotary = GptOssRotaryEmbedding(theirs)
-    assert torch.equal(torch.tensor(spec.inv_freq), rotary.inv_freq)
-    assert spec.rope_scale == pytest.approx(rotary.attention_scaling, rel=1e-14)
+    assert torch.equal(torch.tensor(spec.rotaries[0].inv_freq), rotary.inv_freq)
+    assert spec.rotaries[0].factor == pytest.approx(rotary.attention_scaling, rel=1e-14)
 
 
 def test_biases_and_norms_do_not_decay() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from rptrain.kernels.batch import MicroBatch
 from rptrain.models import registry
-from rptrain.models.layers import rope
+from rptrain.models.layers.rope import RotaryTables
 from rptrain.models.weights import pretrained
 
 from .. import run_tools as tools
@@ -33,9 +33,9 @@ def our_logits(directory: Path, ids: torch.Tensor) -> torch.Tensor:
         return {name: tensor for unit in layer.units for name, tensor in params[unit].items()}
 
     positions = torch.arange(len(ids))
-    cos, sin = rope.tables(torch.tensor(spec.inv_freq), positions, spec.rope_scale)
+    rotations = RotaryTables(spec.rotaries, torch.float32, torch.device("cpu")).at(positions)
     ends = torch.tensor([0, len(ids)], dtype=torch.int32)
-    mb = MicroBatch(1, len(ids), positions, torch.full_like(ids, -100), ends, len(ids), True, cos, sin)
+    mb = MicroBatch(1, len(ids), positions, torch.full_like(ids, -100), ends, len(ids), True, rotations)
     x = params[0]["embed"][ids]
     for layer in spec.layers:
         x = layer.forward(of(layer), x, mb)

@@ -11,8 +11,8 @@ from torch import Tensor
 from rptrain.engine.devices.base import Device, Stream
 from rptrain.engine.iteration import Iteration
 from rptrain.kernels.batch import MicroBatch
-from rptrain.models.layers import rope
 from rptrain.models.layers.balance import balance_of
+from rptrain.models.layers.rope import RotaryTables
 from rptrain.models.spec import ModelSpec
 
 
@@ -53,8 +53,7 @@ class Inputs:
         self._sample = device.empty(3, torch.int64)
         self.balance = device.empty(1, wide)[0]  # factor of the gradients of the routers' auxiliary loss
         self._balanced = spec.router_aux_loss_coef > 0
-        self._inv_freq = torch.tensor(spec.inv_freq, dtype=wide).to(device.torch_device)
-        self._rope_scale = spec.rope_scale
+        self._rotaries = RotaryTables(spec.rotaries, wide, device.torch_device)
 
     def upload(self, iteration: Iteration, stream: Stream) -> None:
         sources = (iteration.positions, iteration.labels, iteration.cu_seqlens, iteration.samples)
@@ -70,7 +69,6 @@ class Inputs:
 
     def describe(self, iteration: Iteration, layout: DocumentShape) -> MicroBatch:
         """The selected micro-batch. It computes, so call it in work that a stream runs."""
-        cos, sin = rope.tables(self._inv_freq, self._positions, self._rope_scale)
         cu_seqlens = self._cu_seqlens[: layout.documents + 1]
         return MicroBatch(
             sequences=iteration.sequences,
@@ -80,8 +78,7 @@ class Inputs:
             cu_seqlens=cu_seqlens,
             max_seqlen=layout.max_seqlen,
             uniform=layout.uniform,
-            cos=cos,
-            sin=sin,
+            rotations=self._rotaries.at(self._positions),
             sample=self._sample,
             balance=balance_of(self._labels, cu_seqlens, self.balance) if self._balanced else None,
         )

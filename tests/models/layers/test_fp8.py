@@ -8,6 +8,7 @@ from math import prod
 import pytest
 import torch
 
+from rptrain.kernels.batch import Rotation
 from rptrain.kernels.fp8 import FP8Weight, quantize_rows
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, with_lora
@@ -155,7 +156,7 @@ def test_work_of_experts_by_hand(architecture, fresh):
 
 
 def widened(mb):
-    return type(mb)(**{**vars(mb), "cos": mb.cos.double(), "sin": mb.sin.double()})
+    return replace(mb, rotations=tuple(Rotation(*(table.double() for table in each)) for each in mb.rotations))
 
 
 def cosine(a, b):
