@@ -16,6 +16,7 @@ For q, k and v as ScaledHeads triton takes the place of flash, cudnn and hybrid,
 
 A window w lets token i see the tokens i - w + 1 to i of its document. Sinks [H] are one learned score per head
 that takes part in the softmax and has no value (GPT-OSS). Only triton and the reference support windows and sinks.
+Scores are multiplied by `scale`, by default C ** -0.5.
 """
 
 from typing import NamedTuple
@@ -89,13 +90,14 @@ def attention(
     *,
     window: int | None = None,
     sinks: Tensor | None = None,
+    scale: float | None = None,
 ) -> tuple[Tensor, Saved]:
     """out [T, H, C] and the tensors for backward. Each token attends to its own document up to itself.
 
     `force` is the implementation for q, k and v as tensors.
     """
     if isinstance(q_THC, ScaledHeads):
-        return _attention_triton(q_THC, k_TKC, v_TKC, mb, window, sinks)
+        return _attention_triton(q_THC, k_TKC, v_TKC, mb, window, sinks, scale)
     assert isinstance(k_TKC, Tensor) and isinstance(v_TKC, Tensor)
     chosen = backend(
         q_THC.dtype,
@@ -108,26 +110,28 @@ def attention(
         force=force,
     )
     if chosen == "triton":
-        return _attention_triton(q_THC, k_TKC, v_TKC, mb, window, sinks)
+        return _attention_triton(q_THC, k_TKC, v_TKC, mb, window, sinks, scale)
     if chosen == "flash":
-        out, lse, seed, offset, _ = aten._flash_attention_forward(q_THC, k_TKC, v_TKC, *_limits(mb), 0.0, True, False)
+        inputs = q_THC, k_TKC, v_TKC, *_limits(mb)
+        out, lse, seed, offset, _ = aten._flash_attention_forward(*inputs, 0.0, True, False, scale=scale)
         return out, Saved(chosen, lse, seed, offset)
     if chosen in ("cudnn", "hybrid"):
         q, k, v = (_by_document(x, mb) for x in (q_THC, k_TKC, v_TKC))
         out, lse, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
-            q, k, v, None, True, 0.0, True, False
+            q, k, v, None, True, 0.0, True, False, scale=scale
         )
         if chosen == "cudnn":
             return _by_token(out), Saved(chosen, lse, seed, offset)
         return _by_token(out), Saved("triton", lse.squeeze(-1).transpose(0, 1).flatten(1).contiguous())
-    out, lse = reference.attention(q_THC, k_TKC, v_TKC, mb.positions, mb.sequences, mb.length, window, sinks)
+    layout = mb.positions, mb.sequences, mb.length
+    out, lse = reference.attention(q_THC, k_TKC, v_TKC, *layout, window, sinks, scale=scale)
     return out, Saved(chosen, lse)
 
 
 def _attention_triton(
-    q: Heads, k: Heads, v: Heads, mb: MicroBatch, window: int | None, sinks: Tensor | None
+    q: Heads, k: Heads, v: Heads, mb: MicroBatch, window: int | None, sinks: Tensor | None, scale: float | None
 ) -> tuple[Tensor, Saved]:
-    out, lse = flash.forward_triton(q, k, v, mb.positions, mb.length, window, sinks)
+    out, lse = flash.forward_triton(q, k, v, mb.positions, mb.length, window, sinks, scale=scale)
     return out, Saved("triton", lse)
 
 
@@ -143,9 +147,10 @@ def attention_backward(
     window: int | None = None,
     sinks: Tensor | None = None,
     grad_sinks: Tensor | None = None,
+    scale: float | None = None,
     into: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv, by the implementation of the forward pass, with the same window and sinks.
+    """dq, dk and dv, by the implementation of the forward pass, with the same window, sinks and scale.
 
     They are new tensors, or `into`: views of a wider one, such as the gradient of the fused product, whose tokens
     hold their heads side by side. The gradient of the sinks is added to `grad_sinks` [H] in the wide type.
@@ -153,11 +158,11 @@ def attention_backward(
     extras = window, sinks, grad_sinks
     if saved.backend == "triton":
         layout = mb.positions, mb.cu_seqlens, mb.length
-        return flash.backward_triton(dout, q_THC, k_TKC, v_TKC, out, saved.lse, *layout, *extras, into)
+        return flash.backward_triton(dout, q_THC, k_TKC, v_TKC, out, saved.lse, *layout, *extras, into, scale=scale)
     assert isinstance(q_THC, Tensor) and isinstance(k_TKC, Tensor) and isinstance(v_TKC, Tensor)
     inputs = dout, q_THC, k_TKC, v_TKC, out, saved.lse
     if saved.backend == "flash":
-        grads = aten._flash_attention_backward(*inputs, *_limits(mb), 0.0, True, saved.seed, saved.offset)
+        grads = aten._flash_attention_backward(*inputs, *_limits(mb), 0.0, True, saved.seed, saved.offset, scale=scale)
     elif saved.backend == "cudnn":
         do, q, k, v, o = (_by_document(x, mb) for x in (dout, q_THC, k_TKC, v_TKC, out))
         grads = aten._scaled_dot_product_cudnn_attention_backward(
@@ -176,11 +181,12 @@ def attention_backward(
             mb.max_seqlen,
             0.0,
             True,
+            scale=scale,
         )
         dq, dk, dv = (_by_token(grad) for grad in grads)
         grads = dq, dk, dv
     else:
-        grads = reference.attention_backward(*inputs, mb.positions, mb.sequences, mb.length, *extras)
+        grads = reference.attention_backward(*inputs, mb.positions, mb.sequences, mb.length, *extras, scale=scale)
     if into is None:
         return grads
     for place, grad in zip(into, grads, strict=True):

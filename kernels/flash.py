@@ -46,9 +46,12 @@ def forward_triton(
     window: int | None = None,
     sinks: Tensor | None = None,
     passes: Passes | None = None,
+    *,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """out [T, H, C], and the scores' log-sum-exp [H, T], float32, sinks included.
 
+    `scale`: the factor of the scores, by default C ** -0.5.
     A token attends to at most `window` keys, including itself. `sinks` [H] are one more score per head, which takes
     probability but has no value. `length` is that of a row; it orders the work and changes no result.
     """
@@ -61,8 +64,8 @@ def forward_triton(
     blocks, period = _blocks(tokens, length, tile.queries)
     from_q, from_k, from_v = _by_block((q, tile.queries), (k, tile.keys), (v, tile.keys), tma=passes.tma)
     _forward[heads, blocks](
-        from_q, from_k, from_v, *scales, sinks, positions, out, lse, tokens, window or UNLIMITED, size**-0.5, period,
-        **_constants(tile, passes.tma, q=q, k=k, v=v, out=out),
+        from_q, from_k, from_v, *scales, sinks, positions, out, lse, tokens, window or UNLIMITED,
+        scale or size**-0.5, period, **_constants(tile, passes.tma, q=q, k=k, v=v, out=out),
     )  # fmt: skip
     return out, lse
 
@@ -82,6 +85,8 @@ def backward_triton(
     grad_sinks: Tensor | None = None,
     into: tuple[Tensor, Tensor, Tensor] | None = None,
     passes: Passes | None = None,
+    *,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv: new, or `into`, whose tokens may have any stride but hold their heads side by side.
 
@@ -94,8 +99,8 @@ def backward_triton(
     (q, k, v, dout), scales = _operands(q_THC, k_TKC, v_TKC, factor, passes=passes)
     inputs, out = (q, k, v, dout, lse), _readable(out, passes.tma)
     layout = positions, cu_seqlens, length, window
-    delta, limits = dq_triton(dq, *inputs, out, *layout, sinks, grad_sinks, passes, scales)
-    dkdv_triton(dk, dv, *inputs, delta, limits, length, passes, scales)
+    delta, limits = dq_triton(dq, *inputs, out, *layout, sinks, grad_sinks, passes, scales, scale=scale)
+    dkdv_triton(dk, dv, *inputs, delta, limits, length, passes, scales, scale=scale)
     return dq, dk, dv
 
 
@@ -115,6 +120,8 @@ def dq_triton(
     grad_sinks: Tensor | None,
     passes: Passes,
     scales: Scales = UNSCALED,
+    *,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Writes dq, adds to `grad_sinks`. Returns rowsum(dout * out) [H, T], float32, and limit [T], int32.
 
@@ -131,7 +138,7 @@ def dq_triton(
     documents = cu_seqlens.numel() - 1  # made odd: for 1 and multiples of 16 Triton would compile anew
     _backward_queries[heads, blocks](
         from_q, from_k, from_v, from_dout, *scales, out, sinks, lse, positions, cu_seqlens, dq, delta, limits, partials,
-        tokens, 2 * documents + 1, window or UNLIMITED, size**-0.5, period,
+        tokens, 2 * documents + 1, window or UNLIMITED, scale or size**-0.5, period,
         **_constants(tile, passes.tma, q=q, k=k, v=v, dout=dout, out=out, dq=dq),
     )  # fmt: skip
     if partials is not None and grad_sinks is not None:
@@ -153,6 +160,8 @@ def dkdv_triton(
     length: int,
     passes: Passes,
     scales: Scales = UNSCALED,
+    *,
+    scale: float | None = None,
 ) -> None:
     """Writes dk and dv, from what `dq_triton` returned."""
     tokens, kv_heads, size = k.shape
@@ -161,7 +170,7 @@ def dkdv_triton(
     operands = [(q, tile.queries), (k, tile.keys), (v, tile.keys), (dout, tile.queries)]
     from_q, from_k, from_v, from_dout = _by_block(*operands, tma=passes.tma)
     _backward_keys[kv_heads, blocks](
-        from_q, from_k, from_v, from_dout, *scales, lse, delta, limits, dk, dv, tokens, size**-0.5, period,
+        from_q, from_k, from_v, from_dout, *scales, lse, delta, limits, dk, dv, tokens, scale or size**-0.5, period,
         **_constants(tile, passes.tma, q=q, k=k, v=v, dout=dout, dk=dk, dv=dv),
     )  # fmt: skip
 

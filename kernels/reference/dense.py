@@ -212,14 +212,17 @@ def attention(
     length: int,
     window: int | None = None,
     sinks: Tensor | None = None,
+    *,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention inside documents: out [T, H, C], and the scores' log-sum-exp [T, H] in the wide type.
 
     Token i of a row sees the tokens from i - positions[i], where its document starts, to itself, and the last
     `window` of these at most. What it does not see has probability 0 exactly, so documents do not touch one
     another's results at all. `sinks` [H] (GPT-OSS): one more score a head, whose probability is left out of the sum.
+    `scale` is the factor of the scores, by default C ** -0.5.
     """
-    heads = _Heads(q_THC, k_TKC, rows, length)
+    heads = _Heads(q_THC, k_TKC, rows, length, scale)
     keys, values = heads.by_row(k_TKC), heads.by_row(v_TKC)
     out = torch.empty_like(q_THC, memory_format=torch.contiguous_format)
     lse = torch.empty(q_THC.shape[:2], dtype=keys.dtype, device=q_THC.device)
@@ -247,12 +250,14 @@ def attention_backward(
     window: int | None = None,
     sinks: Tensor | None = None,
     grad_sinks: Tensor | None = None,
+    *,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv; probabilities are computed again from the log-sum-exp (FlashAttention-2, algorithm 2).
 
     Adds the sinks' gradient to `grad_sinks` [H] in the wide type.
     """
-    heads = _Heads(q_THC, k_TKC, rows, length)
+    heads = _Heads(q_THC, k_TKC, rows, length, scale)
     keys, values = heads.by_row(k_TKC), heads.by_row(v_TKC)
     dq = torch.empty_like(q_THC, memory_format=torch.contiguous_format)
     dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
@@ -290,11 +295,11 @@ class _Heads:
     The G query heads that share a key head are rows of one matrix, so keys are never repeated.
     """
 
-    def __init__(self, q_THC: Tensor, k_TKC: Tensor, rows: int, length: int):
+    def __init__(self, q_THC: Tensor, k_TKC: Tensor, rows: int, length: int, scale: float | None):
         _, heads, size = q_THC.shape
         self.rows, self.length, self.kv_heads = rows, length, k_TKC.shape[1]
         self.groups = heads // self.kv_heads
-        self.scale = size**-0.5
+        self.scale = scale or size**-0.5
         self.dtype = wide(q_THC.dtype)
 
     def by_row(self, x_TKC: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ class AttentionBlock(BlockShape):
         return self._attention_backward(p, g, attention, self.mlp_backward(p, g, mlp, dy_TD, mb), mb)
 
     def _attend(self, p: Params, mb: MicroBatch) -> Attend:
-        extras = {"window": self.window, "sinks": p.get("sinks")}
+        extras = {"window": self.window, "sinks": p.get("sinks"), "scale": self.scale}
         return lambda q, k, v: attn.attention(q, k, v, mb, **extras)
 
     def form(self, p: Params, name: str) -> Form:
@@ -215,6 +215,7 @@ class AttentionBlock(BlockShape):
             window=self.window,
             sinks=p.get("sinks"),
             grad_sinks=g.get("sinks"),
+            scale=self.scale,
         )
 
     def _rotation(self, rotations: Sequence[Rotation]) -> Rotation | None:

@@ -32,6 +32,7 @@ class BlockShape(ABC):
     qkv_bias: bool = False  # biases on queries, keys and values
     o_bias: bool = False  # bias on the output projection
     window: int | None = None  # maximum keys per query, including itself
+    scale: float | None = None  # factor of attention's scores; None: head_size ** -0.5
     adapters: tuple[Adapters | ExpertAdapters, ...] = ()
     fp8: tuple[str, ...] = ()  # products whose weights are in FP8: models/fp8.py
     half_sums: bool = False  # attention's products, and gradients of weights, are summed in float16: models/half.py

@@ -21,20 +21,19 @@ LEAST = 64  # tokens by which a cache grows, or half of its length
 
 def cache_bytes(spec: ModelSpec, sequences: int, longest: int, dtype: torch.dtype) -> int:
     """Memory of the keys and values of `sequences` prompts, each of at most `longest` tokens with its answer."""
-    return len(spec.layers) * prod(_shape(spec, sequences, longest)) * dtype.itemsize
+    return sum(prod(_shape(block, sequences, longest)) for block in blocks(spec)) * dtype.itemsize
 
 
 def blocks(spec: ModelSpec) -> tuple[AttentionBlock, ...]:
     return cast(tuple[AttentionBlock, ...], spec.layers)
 
 
-def _shape(spec: ModelSpec, sequences: int, longest: int) -> tuple[int, ...]:
-    block = blocks(spec)[0]
+def _shape(block: AttentionBlock, sequences: int, longest: int) -> tuple[int, ...]:
     return 2, sequences, longest, block.kv_heads, block.head_size
 
 
 class Cache:
-    """Keys and values [B, capacity, K, C] of every block, and the places of the current tokens.
+    """Keys and values [B, capacity, K, C] of every block, each with its own K and C, and the current tokens' places.
 
     `place` names the tokens to compute, a forward pass calls `attend` in every block, and `hold` ends it. Whatever
     happens between them, the cache stays valid: it has the keys and values of `held`.
@@ -48,7 +47,8 @@ class Cache:
         self.limit = limit
         self._new: list[list[int]] = []
         self._device = device
-        self._buffers = [torch.zeros(_shape(spec, sequences, 0), dtype=dtype, device=device) for _ in spec.layers]
+        empty = [_shape(block, sequences, 0) for block in blocks(spec)]
+        self._buffers = [torch.zeros(shape, dtype=dtype, device=device) for shape in empty]
         self._rotaries = RotaryTables(spec.rotaries, wide(dtype), device)
 
     @property
@@ -105,28 +105,26 @@ class Cache:
     def attend(
         self,
         layer: int,
-        window: int | None,
+        block: AttentionBlock,
         sinks: Tensor | None,
         q_THC: Tensor,
         k_TKC: Tensor,
         v_TKC: Tensor,
     ) -> tuple[Tensor, None]:
-        """Stores the current keys and values, and attends to each token's sequence so far.
-
-        Window and sinks: see kernels/attention.py.
-        """
+        """Stores the current keys and values of a layer, and attends to each token's sequence so far."""
+        window, scale = block.window, block.scale or block.head_size**-0.5
         keys, values = self._grown(layer)
         keys[self._sequence, self._positions] = k_TKC
         values[self._sequence, self._positions] = v_TKC
         if self._fresh:
-            return attention(q_THC, k_TKC, v_TKC, self._packed, window=window, sinks=sinks)[0], None
+            return attention(q_THC, k_TKC, v_TKC, self._packed, window=window, sinks=sinks, scale=scale)[0], None
         dtype, longest = wide(q_THC.dtype), max(self._ends)
         keys, values = (x[:, :longest].transpose(1, 2).to(dtype) for x in (keys, values))
         if self._single:
             ends = self._positions.unsqueeze(1) + 1
-            return _attend_single(q_THC, keys, values, ends, window, sinks), None
+            return _attend_single(q_THC, keys, values, ends, window, sinks, scale), None
         parts = zip(q_THC.split(QUERIES), self._positions.split(QUERIES), strict=True)
-        return torch.cat([_attend_several(q, keys[0], values[0], at, window, sinks) for q, at in parts]), None
+        return torch.cat([_attend_several(q, keys[0], values[0], at, window, sinks, scale) for q, at in parts]), None
 
     def _grown(self, layer: int) -> Tensor:
         """The keys and values of a block, with room for the current tokens."""
@@ -145,7 +143,13 @@ class Cache:
 
 
 def _attend_single(
-    q_BHC: Tensor, keys_BKSC: Tensor, values_BKSC: Tensor, ends_B1: Tensor, window: int | None, sinks: Tensor | None
+    q_BHC: Tensor,
+    keys_BKSC: Tensor,
+    values_BKSC: Tensor,
+    ends_B1: Tensor,
+    window: int | None,
+    sinks: Tensor | None,
+    scale: float,
 ) -> Tensor:
     """One token of each sequence over the first `ends` keys of its sequence."""
     longest = keys_BKSC.shape[2]
@@ -154,7 +158,7 @@ def _attend_single(
     if window is not None:
         absent |= index < ends_B1 - window
     grouped = q_BHC.unflatten(1, (keys_BKSC.shape[1], -1)).to(keys_BKSC.dtype)
-    scores = (grouped @ keys_BKSC.mT) * q_BHC.shape[-1] ** -0.5
+    scores = (grouped @ keys_BKSC.mT) * scale
     scores = scores.masked_fill(absent[:, None, None], float("-inf"))
     if sinks is not None:
         sink = sinks.to(keys_BKSC.dtype).unflatten(0, (keys_BKSC.shape[1], -1))
@@ -163,7 +167,13 @@ def _attend_single(
 
 
 def _attend_several(
-    q_THC: Tensor, keys_KSC: Tensor, values_KSC: Tensor, at_T: Tensor, window: int | None, sinks: Tensor | None
+    q_THC: Tensor,
+    keys_KSC: Tensor,
+    values_KSC: Tensor,
+    at_T: Tensor,
+    window: int | None,
+    sinks: Tensor | None,
+    scale: float,
 ) -> Tensor:
     """Several tokens of one sequence, at these positions, each over the keys up to its own."""
     longest = keys_KSC.shape[1]
@@ -172,7 +182,7 @@ def _attend_several(
     if window is not None:
         absent |= index <= at_T.unsqueeze(1) - window
     grouped = q_THC.unflatten(1, (keys_KSC.shape[0], -1)).permute(1, 2, 0, 3).to(keys_KSC.dtype)  # [K, G, T, C]
-    scores = (grouped @ keys_KSC.mT.unsqueeze(1)) * q_THC.shape[-1] ** -0.5
+    scores = (grouped @ keys_KSC.mT.unsqueeze(1)) * scale
     scores = scores.masked_fill(absent, float("-inf"))
     if sinks is not None:
         sink = sinks.to(keys_KSC.dtype).unflatten(0, (keys_KSC.shape[0], -1))[..., None, None]

@@ -108,7 +108,7 @@ def _forward(spec: ModelSpec, weights: Weights, cache: Cache, new: Sequence[Sequ
     x_TD = weights(0)["embed"][tokens]
     for index, block in enumerate(blocks(spec)):
         p = _weights_of(block, weights)
-        attend = partial(cache.attend, index, block.window, p.get("sinks"))
+        attend = partial(cache.attend, index, block, p.get("sinks"))
         x_TD = block.step(p, x_TD, cache.rotations, attend)
     cache.hold()
     return x_TD[torch.tensor([len(tokens) for tokens in new], device=x_TD.device).cumsum(0) - 1]

@@ -217,6 +217,36 @@ def test_deterministic_when_asked(force, documents, micro_batch) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("force", ["flash", "cudnn", "hybrid", "triton"])
+def test_every_implementation_scales_scores(force, micro_batch) -> None:
+    mb = micro_batch([[256], [256]], "cuda")
+    torch.manual_seed(0)
+    q, k, v, dout = (torch.randn(512, 4, 64, device="cuda", dtype=bf16) for _ in range(4))
+    out, saved = attention(q, k, v, mb, force, scale=0.3)
+    grads = attention_backward(dout, q, k, v, out, saved, mb, scale=0.3)
+    wide = [x.double() for x in (q, k, v)]
+    layout = mb.positions, mb.sequences, mb.length
+    expected, lse = reference.attention(*wide, *layout, scale=0.3)
+    theirs = reference.attention_backward(dout.double(), *wide, expected, lse, *layout, scale=0.3)
+    for x, y in zip((out, *grads), (expected, *theirs), strict=True):
+        assert (x.double() - y).abs().max() <= 2e-2 * y.abs().max()
+
+
+def test_the_scale_of_scores() -> None:
+    """A scale is the same as queries that are multiplied by it."""
+    torch.manual_seed(0)
+    q, k, v, dout = (torch.randn(10, 2, 6, dtype=torch.float64) for _ in range(4))
+    positions = torch.arange(10)
+    out, lse = reference.attention(q, k, v, positions, 1, 10, scale=0.7)
+    dq, dk, dv = reference.attention_backward(dout, q, k, v, out, lse, positions, 1, 10, scale=0.7)
+    factor = 0.7 * 6**0.5
+    again, same = reference.attention(q * factor, k, v, positions, 1, 10)
+    scaled = reference.attention_backward(dout, q * factor, k, v, again, same, positions, 1, 10)
+    for x, y in zip((out, dq, dk, dv), (again, scaled[0] * factor, *scaled[1:]), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 128])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(16, 2, 64), (4, 2, 128), (4, 1, 80), (2, 1, 256)])
 def test_triton_with_windows_and_sinks(heads, kv_heads, size, window, micro_batch) -> None:

@@ -30,35 +30,35 @@ def tensors(documents, heads, kv_heads, size, dtype, device, sinks=False) -> lis
     ]
 
 
-def ours(given, mb, window, passes, half_sums=False):
+def ours(given, mb, window, passes, half_sums=False, scale=None):
     q, k, v, dout, sinks = given
     if half_sums:
         q, k, v = map(scaled_heads, (q, k, v))
-    out, lse = forward_triton(q, k, v, mb.positions, mb.length, window, sinks, passes)
+    out, lse = forward_triton(q, k, v, mb.positions, mb.length, window, sinks, passes, scale=scale)
     dsinks = None if sinks is None else torch.ones(sinks.shape, device=dout.device)
     layout = (mb.positions, mb.cu_seqlens, mb.length, window)
-    grads = backward_triton(dout, q, k, v, out, lse, *layout, sinks, dsinks, passes=passes)
+    grads = backward_triton(dout, q, k, v, out, lse, *layout, sinks, dsinks, passes=passes, scale=scale)
     results = {"out": out, "lse": lse} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
     return results if dsinks is None else results | {"dsinks": dsinks}
 
 
-def oracle(given, mb, window):
+def oracle(given, mb, window, scale=None):
     q, k, v, dout, sinks = given
     layout = (mb.positions, mb.sequences, mb.length, window)
-    out, lse = reference.attention(q, k, v, *layout, sinks)
+    out, lse = reference.attention(q, k, v, *layout, sinks, scale=scale)
     dsinks = None if sinks is None else torch.ones(sinks.shape, dtype=lse.dtype, device=q.device)
-    grads = reference.attention_backward(dout, q, k, v, out, lse, *layout, sinks, dsinks)
+    grads = reference.attention_backward(dout, q, k, v, out, lse, *layout, sinks, dsinks, scale=scale)
     results = {"out": out, "lse": lse.T} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
     return results if dsinks is None else results | {"dsinks": dsinks}
 
 
-def check(given, mb, window, passes) -> None:
+def check(given, mb, window, passes, scale=None) -> None:
     """In float32 within 1e-5. Else the products' operands are rounded, the probabilities too: a unit in the last place
     of the largest value, and on the whole three times the error of the oracle, which rounds only results.
     """
-    wide = oracle([None if x is None else x.double() for x in given], mb, window)
-    theirs = oracle(given, mb, window)
-    for name, result in ours(given, mb, window, passes).items():
+    wide = oracle([None if x is None else x.double() for x in given], mb, window, scale)
+    theirs = oracle(given, mb, window, scale)
+    for name, result in ours(given, mb, window, passes, scale=scale).items():
         if given[0].dtype == fp32 or name == "lse":
             close(result, wide[name])
             continue
@@ -104,6 +104,14 @@ def test_through_descriptors(documents, window, passes, size, micro_batch, devic
 def test_sinks(documents, window, micro_batch, device) -> None:
     given = tensors(documents, 3, 1, 8, fp32, device, sinks=True)
     check(given, micro_batch(documents, device), window, SMALL)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_the_scale_of_scores(window, micro_batch, device) -> None:
+    documents = [[6, 14], [20]]
+    given, mb = tensors(documents, 4, 2, 16, fp32, device, sinks=window is not None), micro_batch(documents, device)
+    check(given, mb, window, SMALL, scale=0.7)
+    assert not torch.equal(ours(given, mb, window, SMALL, scale=0.7)["out"], ours(given, mb, window, SMALL)["out"])
 
 
 @pytest.mark.parametrize(
