@@ -402,6 +402,7 @@ class ModelShape:
     units: tuple[Unit, ...]
     layers: tuple[LayerShape, ...]
     head: LayerShape
+    rotaries: tuple[Rotary, ...]  # which layers name by their places
     hidden_size: int
     vocab_size: int
     tied: bool
@@ -431,7 +432,6 @@ class ModelSpec(ModelShape):
 
     layers: tuple[Layer, ...]
     head: HeadLayer
-    rotaries: tuple[Rotary, ...]  # which layers name by their places
     router_aux_loss_coef: float = 0.0  # models/layers/balance.py
 
     @property

@@ -15,8 +15,7 @@ from rptrain.models.spec import ModelShape, Unit
 from rptrain.schedule.lower import CHUNK_BYTES, RING, outputs
 from rptrain.schedule.plan import Stage
 
-ROTATION = 1024  # bytes per token: cosines, sines and their angles; heads of 128 take 768
-
+ROTATION = 16  # bytes per token and frequency of rotary positions: angle, cosine, sine and one of these scaled
 
 ALIGNMENT = 512  # bytes; a stage's parameters and gradient accumulators take a multiple of it
 
@@ -106,8 +105,13 @@ class StageMemories:
             _whole(self._wire[stop] - self._wire[start]),
             prepared[stop] - prepared[start],
             _whole(self._sums[stop] - self._sums[start]) if stage.backward else 0,
-            work + self._shapes.tokens * ROTATION,
+            work + self._shapes.tokens * self._rotation,
         )
+
+    @cached_property
+    def _rotation(self) -> int:
+        """Bytes per token of the tables of all rotary positions."""
+        return ROTATION * sum(len(rotary.inv_freq) for rotary in self._spec.rotaries)
 
     def _before(self, nbytes: Callable[[Unit], int]) -> list[int]:
         """The bytes of all layers before each one, and of all."""
