@@ -65,6 +65,7 @@ class Param:
     stack: Stack | None = None  # alternative to the parts in checkpoints
     format: Format | None = None  # of a frozen parameter in 4 or 8 bits
     in_fp8: bool = False  # whether layers multiply with it in FP8: models/fp8.py
+    dtype: torch.dtype | None = None  # of a frozen parameter, in memory and in checkpoints; None: the model's
 
     @property
     def numel(self) -> int:
@@ -91,7 +92,9 @@ class Param:
 
     def nbytes(self, itemsize: int) -> int:
         """Bytes in its unit's flat buffer, padding included."""
-        return _padded(self.numel) * itemsize if self.format is None else self.format.nbytes(self.numel)
+        if self.format is not None:
+            return self.format.nbytes(self.numel)
+        return _padded(self.numel) * (itemsize if self.dtype is None else self.dtype.itemsize)
 
     def fp8_bytes(self, *, columns: bool) -> int:
         """Bytes of the parameter in FP8, padding included; `columns`: with its transposed codes."""
@@ -151,7 +154,7 @@ class Unit:
 
     Layers refer to units; with tied embeddings, the embedding and the head refer to the same unit. A unit that is not
     `trainable` is frozen: it has one generation, no gradient and no states, and never changes. Its parameters may be
-    quantized; its flat buffer then has `nbytes` bytes.
+    quantized or have types of their own; its flat buffer then has `nbytes` bytes.
 
     A trainable unit with parameters in FP8 has a wire format: codes and scales of these, and the other parameters in
     the model's type. Devices read it in place of the flat buffer.
@@ -177,6 +180,11 @@ class Unit:
     @cached_property
     def quantized(self) -> tuple[Param, ...]:
         return tuple(param for param in self.params if param.format is not None)
+
+    @cached_property
+    def mixed(self) -> bool:
+        """Whether the flat buffer is bytes, because not all parameters are in the model's type."""
+        return any(param.format is not None or param.dtype is not None for param in self.params)
 
     @cached_property
     def in_fp8(self) -> tuple[Param, ...]:
@@ -260,23 +268,18 @@ class Unit:
         """Elements of a buffer for the dequantized copies of the quantized parameters, padding included."""
         return sum(_padded(param.numel) for param in self.quantized)
 
-    @cached_property
-    def quantized_bytes(self) -> int:
-        """Bytes of the flat buffer that the quantized parameters take."""
-        return sum(param.nbytes(0) for param in self.quantized)
-
     def nbytes(self, itemsize: int) -> int:
-        """Bytes of the flat buffer; parameters that are not quantized have `itemsize` bytes per element."""
-        return (self.numel - self.dequantized_numel) * itemsize + self.quantized_bytes
+        """Bytes of the flat buffer; parameters in the model's type have `itemsize` bytes per element."""
+        return sum(param.nbytes(itemsize) for param in self.params)
 
     def held(self, flat: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Quantized]]:
-        """The parameters as views of the flat buffer's bytes: those in `dtype`, and the quantized ones."""
+        """The parameters as views of the flat buffer's bytes: in `dtype` or a type of their own, and quantized ones."""
         plain, quantized, at = dict[str, Tensor](), dict[str, Quantized](), 0
         for param in self.params:
             mine = flat[at : at + param.nbytes(dtype.itemsize)]
             at += len(mine)
             if param.format is None:
-                plain[param.name] = mine.view(dtype)[: param.numel].view(param.shape)
+                plain[param.name] = mine.view(param.dtype or dtype)[: param.numel].view(param.shape)
             else:
                 quantized[param.name] = Quantized.of(mine, param.numel, param.format)
         return plain, quantized

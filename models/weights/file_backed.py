@@ -86,10 +86,12 @@ def _pieces(files: WeightFiles, unit: Unit, dtype: torch.dtype, problems: list[s
                 problems.append(f'{part.key} is stored in MXFP4, which only lora.base = "mxfp4" (LoRA) leaves as it is')
             elif param.format is not None:
                 problems.append(f"{part.key} is stored as {_name(stored.dtype)}, to be held in {param.format.name}")
-            elif stored.dtype != dtype:
+            elif param.dtype is not None and stored.dtype != param.dtype:
+                problems.append(f"{part.key} is stored as {_name(stored.dtype)}, to be held as {_name(param.dtype)}")
+            elif param.dtype is None and stored.dtype != dtype:
                 problems.append(f"{part.key} is stored as {_name(stored.dtype)}, and model.dtype is {_name(dtype)}")
             else:
-                yield FileRange(part.key, stored, start + row * dtype.itemsize, True)
+                yield FileRange(part.key, stored, start + row * stored.dtype.itemsize, True)
             row += numel
         start += param.nbytes(dtype.itemsize)
 
@@ -157,8 +159,8 @@ class FileBackedUnit:
         """A copy of some rows of a parameter that is not quantized."""
         start, param = self._place(name)
         assert param.format is None
-        rows = torch.empty(stop - first, *param.shape[1:], dtype=self._dtype)
-        self.read(start + first * prod(param.shape[1:]) * self._dtype.itemsize, as_bytes(rows))
+        rows = torch.empty(stop - first, *param.shape[1:], dtype=param.dtype or self._dtype)
+        self.read(start + first * prod(param.shape[1:]) * rows.itemsize, as_bytes(rows))
         return rows
 
     def _place(self, name: str) -> tuple[int, Param]:

@@ -62,6 +62,14 @@ class _Place:
         """The shapes, by name, of alternative 4-bit tensors."""
         return mxfp4.shapes(self.part.key, self.shape) if self.part.mxfp4 else {}
 
+    def stored(self, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape, and the type in the checkpoint of a model in `dtype`."""
+        return self.shape, self.param.dtype or dtype
+
+    def nbytes(self, dtype: torch.dtype) -> int:
+        """Bytes in the checkpoint of a model in `dtype`."""
+        return prod(self.shape) * (self.param.dtype or dtype).itemsize
+
     def of(self, view: View) -> Tensor:
         return view(self.unit, self.param.name)[self.start : self.start + self.part.rows]
 
@@ -226,15 +234,15 @@ def save(
     if old := sorted(path.name for path in directory.glob("*.safetensors*")):
         raise UserError(f"{directory} already holds weights ({old[0]}); save to another directory")
     places = _places(spec)
-    shards = list(_shards(places, dtype.itemsize, max_shard_bytes))
+    shards = list(_shards(places, dtype, max_shard_bytes))
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     if len(shards) == 1:
         names = [SINGLE]
     for name, shard in zip(names, shards, strict=True):
-        shapes = {key: places[key].shape for key in shard}
-        write(directory / name, shapes, dtype, (places[key].of(view) for key in shard), wrote)
+        entries = {key: places[key].stored(dtype) for key in shard}
+        write(directory / name, entries, (places[key].of(view) for key in shard), wrote)
     if len(shards) > 1:
-        total = dtype.itemsize * sum(prod(place.shape) for place in places.values())
+        total = sum(place.nbytes(dtype) for place in places.values())
         by_tensor = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
         _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": by_tensor})
     config = {key: value for key, value in spec.config.items() if key not in ("torch_dtype", "quantization_config")}
@@ -296,11 +304,11 @@ def _files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _shards(places: Mapping[str, _Place], itemsize: int, max_bytes: float) -> Iterator[list[str]]:
+def _shards(places: Mapping[str, _Place], dtype: torch.dtype, max_bytes: float) -> Iterator[list[str]]:
     shard: list[str] = []
     size = 0
     for name, place in places.items():
-        needed = prod(place.shape) * itemsize
+        needed = place.nbytes(dtype)
         if shard and size + needed > max_bytes:
             yield shard
             shard, size = [], 0

@@ -123,24 +123,23 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 def write(
     file: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: torch.dtype,
+    entries: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
     tensors: Iterable[Tensor],
     wrote: Callable[[int], object] | None = None,
 ) -> None:
-    """Writes tensors with these names and shapes in this order, converted to `dtype`, and syncs. `wrote` is called with
-    the bytes of each tensor.
+    """Writes tensors with these names, shapes and types, to which they are converted, in this order, and syncs. `wrote`
+    is called with the bytes of each tensor.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in shapes.items():
+    for name, (shape, dtype) in entries.items():
         begin, end = end, end + prod(shape) * dtype.itemsize
         header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
     with naming(file), file.open("wb") as stream:
         stream.write(len(encoded).to_bytes(8, "little") + encoded)
-        for shape, tensor in zip(shapes.values(), tensors, strict=True):
+        for (shape, dtype), tensor in zip(entries.values(), tensors, strict=True):
             assert tensor.shape == shape
             progressed()
             nbytes = stream.write(as_bytes(tensor.detach().to(device="cpu", dtype=dtype).contiguous()))

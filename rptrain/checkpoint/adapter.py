@@ -122,9 +122,9 @@ def write(
         for param in unit.params
         for rows in view(index, param.name).split([part.rows for part in param.parts])
     )
-    named = {PREFIX + key: shape for key, shape in shapes(spec).items()}
+    entries = {PREFIX + key: (shape, dtype) for key, shape in shapes(spec).items()}
     again = (view(0, param.name) for param in spec.units[0].params if _ties(spec))
-    safetensors_io.write(aside.path / WEIGHTS, named, dtype, chain(own, again), wrote)
+    safetensors_io.write(aside.path / WEIGHTS, entries, chain(own, again), wrote)
     aside.write_json(CONFIG, adapter_config.content(adapter.config(spec)))
 
 

@@ -278,7 +278,7 @@ class ModelStore:
     def _unit(self, index: int, unit: Unit) -> UnitState:
         if self._file_backed is not None and index in self._file_backed.units:
             return UnitState(unit, [], [], {}, None, file_backed=self._file_backed.units[index])
-        if unit.quantized:
+        if unit.mixed:
             flat = self._arena.take(unit.nbytes(self.dtype.itemsize), torch.uint8)
             plain, quantized = unit.held(flat, self.dtype)
             return UnitState(unit, [flat], [], {}, None, views=[plain], quantized=quantized)

@@ -1,13 +1,14 @@
 """Frozen units in files: byte for byte what they are in memory, from every layout that is stored as it is held."""
 
 import random
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain.engine.store import ModelStore
+from rptrain.engine.store import ModelStore, aligned
 from rptrain.kernels.quant import Quantized
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
@@ -78,6 +79,33 @@ def test_experts_of_a_layer_in_one_tensor(fresh, tmp_path, monkeypatch):
         tensors[param.stack.key] = parts.view(param.stack.count, -1, *parts.shape[1:])
     save_file(tensors, file)
     assert_the_same(tmp_path, with_adapters(tmp_path), monkeypatch)
+
+
+def test_parameters_with_a_type_of_their_own(fresh, tmp_path, monkeypatch):
+    def with_types(spec):
+        """The model with float32 biases."""
+        units = [
+            replace(
+                unit, params=tuple(replace(p, dtype=torch.float32) if p.name == "qkv_bias" else p for p in unit.params)
+            )
+            for unit in spec.units
+        ]
+        return replace(spec, units=tuple(units))
+
+    model = fresh("Qwen2ForCausalLM", head_dim=6)  # biases that end between two multiples of the alignment
+    model.view(1, "qkv_bias").normal_(generator=torch.Generator().manual_seed(0))
+    spec = with_types(model.spec)
+    files = pretrained.save(tmp_path, spec, model.view, torch.bfloat16)
+    types = {name: stored.dtype for name, stored in files.tensors.items()}
+    assert {kind for name, kind in types.items() if name.endswith("_proj.bias")} == {torch.float32}
+    assert {kind for name, kind in types.items() if not name.endswith("_proj.bias")} == {torch.bfloat16}
+    assert_the_same(tmp_path, with_types(with_adapters(tmp_path)), monkeypatch)
+    store = in_memory(tmp_path, with_types(with_adapters(tmp_path)))
+    biases = store.held(1, "qkv_bias")
+    assert biases.dtype == torch.float32 and torch.equal(biases, model.view(1, "qkv_bias"))
+    assert store.sizes(store.spec, store.dtype, generations=1)["frozen"] == sum(
+        aligned(state.params[0].nbytes) for state in store.units if not state.unit.trainable
+    )
 
 
 def test_experts_in_4_bits_as_they_are(published, monkeypatch):  # noqa: F811
