@@ -6,12 +6,15 @@ from typing import Any
 from rptrain.models.layers.decoder import block_sizes, dense_unit, model
 from rptrain.models.layers.mlp import Block
 from rptrain.models.spec import ModelSpec
-from rptrain.models.weights.hf_config import Shape, read_shape
+from rptrain.models.weights.hf_config import Shape, read_flag, read_shape
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    return decoder("LlamaForCausalLM", config, read_shape(config))
+    found: list[str] = []
+    biases = read_flag(config, "attention_bias", found)
+    shape = read_shape(config, unsupported=found, biases=biases)
+    return decoder("LlamaForCausalLM", config, shape, qkv_bias=biases, o_bias=biases)
 
 
 def decoder(
@@ -19,17 +22,37 @@ def decoder(
     config: Mapping[str, Any],
     shape: Shape,
     windows: Sequence[int | None] | None = None,
+    rotaries: Sequence[int | None] | None = None,
     *,
     qk_norm: bool = False,
     qkv_bias: bool = False,
+    o_bias: bool = False,
+    scale: float | None = None,
+    embedding_scale: float = 1.0,
+    output_scale: float = 1.0,
+    logits_scale: float = 1.0,
 ) -> ModelSpec:
-    """A decoder: embedding, blocks, norm and head. `windows` has each layer's window, None for full attention.
+    """A decoder: embedding, blocks, norm and head.
 
-    `qk_norm` adds a norm to every head's queries and keys, `qkv_bias` a bias to queries, keys and values.
+    By layer, `windows` has the window, None for full attention, and `rotaries` the place of the rotary positions in
+    `shape`, None for none. `qk_norm` adds a norm to every head's queries and keys, `qkv_bias` a bias to queries, keys
+    and values, and `o_bias` one to attention's output. The scales are factors: of attention's scores, of embeddings, of
+    each sum that is added to the residual, and of logits.
     """
-    units = [dense_unit(shape, index, qk_norm=qk_norm, qkv_bias=qkv_bias) for index in range(shape.layers)]
+    options: dict[str, Any] = {"qk_norm": qk_norm, "qkv_bias": qkv_bias, "o_bias": o_bias}
+    units = [dense_unit(shape, index, **options) for index in range(shape.layers)]
     layers = [
-        Block(**block_sizes(shape, index), window=window, qk_norm=qk_norm, qkv_bias=qkv_bias)
-        for index, window in enumerate(windows or [None] * shape.layers)
+        Block(
+            **block_sizes(shape, index),
+            **options,
+            window=window,
+            rotary=rotary,
+            scale=scale,
+            input_scale=1.0 if index else embedding_scale,
+            output_scale=output_scale,
+        )
+        for index, (window, rotary) in enumerate(
+            zip(windows or [None] * shape.layers, rotaries or [0] * shape.layers, strict=True)
+        )
     ]
-    return model(architecture, config, shape, units, layers)
+    return model(architecture, config, shape, units, layers, logits_scale=logits_scale)

@@ -67,6 +67,7 @@ class AttentionBlock(BlockShape):
         """Accumulates the MLP's gradients in `g`; returns the gradient of the sum of product and input."""
 
     def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
+        x_TD = times(x_TD, self.input_scale)
         product = self._attention(p, x_TD, mb.rotations, self._attend(p, mb), mb)[0]
         return self.mlp_output(p, self.mlp(p, product, x_TD, mb), mb, overwrite=True)
 
@@ -75,6 +76,7 @@ class AttentionBlock(BlockShape):
 
         There is no dropout, and q, k and v keep the model's type.
         """
+        x_TD = times(x_TD, self.input_scale)
         product = self._attention(p, x_TD, rotations, attend, None)[0]
         return self.mlp_output(p, self.mlp(p, product, x_TD, None), None, overwrite=True)
 
@@ -83,12 +85,14 @@ class AttentionBlock(BlockShape):
         return self.mlp_output(p, mlp, mb), (attention, mlp)
 
     def recompute(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[AttentionSaved, Any]:
+        x_TD = times(x_TD, self.input_scale)
         product, attention = self._attention(p, x_TD, mb.rotations, self._attend(p, mb), mb)
         return attention, self.mlp(p, product, x_TD, mb)
 
     def backward(self, p: Params, g: Grads, saved: tuple[AttentionSaved, Any], dy_TD: Tensor, mb: MicroBatch) -> Tensor:
         attention, mlp = saved
-        return self._attention_backward(p, g, attention, self.mlp_backward(p, g, mlp, dy_TD, mb), mb)
+        dx_TD = self._attention_backward(p, g, attention, self.mlp_backward(p, g, mlp, dy_TD, mb), mb)
+        return times_(dx_TD, self.input_scale)
 
     def _attend(self, p: Params, mb: MicroBatch) -> Attend:
         extras = {"window": self.window, "sinks": p.get("sinks"), "scale": self.scale}
@@ -134,10 +138,10 @@ class AttentionBlock(BlockShape):
     def product_add(
         self, p: Params, name: str, x: Tensor | Operand, residual: Tensor, mb: MicroBatch | None, *, overwrite: bool
     ) -> Tensor:
-        """`residual` plus a product without a bias; `overwrite` allows it to overwrite the residual."""
+        """`residual` plus the scaled product without a bias; `overwrite` allows it to overwrite the residual."""
         adapters = self._adapters(name)
-        if adapters is not None and adapters.dora:  # DoRA scales only the product
-            return self.product(p, name, x, mb).add_(residual)
+        if self.output_scale != 1 or (adapters is not None and adapters.dora):  # DoRA scales only the product
+            return times_(self.product(p, name, x, mb), self.output_scale).add_(residual)
         y = linear_add(x, p[name], residual, overwrite=overwrite)
         if adapters is not None:
             adapters.add(p, plain(x), y, self.units[0], mb)
@@ -175,7 +179,7 @@ class AttentionBlock(BlockShape):
     def _attention(
         self, p: Params, x_TD: Tensor, rotations: Sequence[Rotation], attend: Attend, mb: MicroBatch | None
     ) -> tuple[Tensor, AttentionSaved]:
-        """The output projection's product [T, D], before the residual is added. No `mb`: a step of decoding."""
+        """Attention's output [T, D], before the residual is added. No `mb`: a step of decoding."""
         _, normed, rstd = rms_norm_operand(x_TD, None, p["input_norm"], self.eps, self.form(p, "qkv"))
         qkv = self.product(p, "qkv", normed, mb)
         half_sums = self.half_sums and mb is not None
@@ -186,7 +190,7 @@ class AttentionBlock(BlockShape):
         saved = AttentionSaved(
             x_TD, rstd, self.kept(normed), qkv, qk_rstd, q, k, v, out, self.kept(attended), attention
         )
-        return self.product(p, "o", attended, mb), saved
+        return times_(self.product(p, "o", attended, mb), self.output_scale), saved
 
     def _attention_backward(self, p: Params, g: Grads, saved: AttentionSaved, dh_TD: Tensor, mb: MicroBatch) -> Tensor:
         dqkv = qk_norm_rope_backward(
@@ -203,7 +207,7 @@ class AttentionBlock(BlockShape):
     def _attend_backward(
         self, p: Params, g: Grads, dh_TD: Tensor, saved: AttentionSaved, mb: MicroBatch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dout = self.product_backward(p, g, "o", dh_TD, saved.attended, mb)
+        dout = self.product_backward(p, g, "o", times(dh_TD, self.output_scale), saved.attended, mb)
         return attn.attention_backward(
             dout.view_as(saved.out),
             saved.q,
@@ -223,3 +227,13 @@ class AttentionBlock(BlockShape):
 
     def _norms(self, p: Params) -> QKNorm | None:
         return QKNorm(p["q_norm"], p["k_norm"], self.eps) if self.qk_norm else None
+
+
+def times(x: Tensor, scale: float) -> Tensor:
+    """x times a factor, in its type."""
+    return x if scale == 1 else x * scale
+
+
+def times_(x: Tensor, scale: float) -> Tensor:
+    """`times` in place."""
+    return x if scale == 1 else x.mul_(scale)

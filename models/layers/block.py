@@ -33,6 +33,8 @@ class BlockShape(ABC):
     o_bias: bool = False  # bias on the output projection
     window: int | None = None  # maximum keys per query, including itself
     scale: float | None = None  # factor of attention's scores; None: head_size ** -0.5
+    input_scale: float = 1.0  # factor of the block's input; the first block scales embeddings
+    output_scale: float = 1.0  # factor of attention's and of the MLP's output before they are added
     adapters: tuple[Adapters | ExpertAdapters, ...] = ()
     fp8: tuple[str, ...] = ()  # products whose weights are in FP8: models/fp8.py
     half_sums: bool = False  # attention's products, and gradients of weights, are summed in float16: models/half.py
@@ -54,7 +56,7 @@ class BlockShape(ABC):
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         """Bytes kept from the recomputed forward until backward."""
         heads, kv_heads = self._widths
-        elements = self.hidden + 2 * heads + 2 * kv_heads
+        elements = self.hidden * (2 if self.input_scale != 1 else 1) + 2 * heads + 2 * kv_heads
         statistics = 1 + self.heads  # 1 / rms, log-sum-exp
         if self.qk_norm:  # q and k before their norms; the values lie in the same buffer
             elements += heads + kv_heads
@@ -71,6 +73,8 @@ class BlockShape(ABC):
         heads, kv_heads = self._widths
         inside_products = max((adapters.workspace(tokens, itemsize) for adapters in self.adapters), default=0)
         inside_products += self._fp8_workspace(tokens, itemsize, fused=fused)
+        if self.output_scale != 1:  # a scaled copy of the gradient of the output
+            inside_products += tokens * itemsize * self.hidden
         mlp, mlp_inside = self.mlp_workspace(itemsize)
         if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
             inside_attention = itemsize * (2 * heads + 2 * kv_heads)
@@ -132,6 +136,8 @@ class BlockShape(ABC):
         if self.qkv_bias or self.o_bias:
             biases = self.qkv_bias * (heads + 2 * kv_heads) + self.o_bias * self.hidden
             backward["biases, backward"] = biases
+        if self.output_scale != 1:
+            forward["scale"] = backward["scale, backward"] = 4 * self.hidden
         if half:  # values are scaled in place, and a copy of the gradient of the output
             forward["values in float16"], backward["output's gradient in float16"] = 2 * kv_heads, 2 * heads
         return (

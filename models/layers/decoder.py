@@ -57,12 +57,14 @@ def post_norm(sizes: Sizes, at: str) -> Param:
     return norm("post_norm", f"{at}.post_attention_layernorm", sizes.hidden)
 
 
-def dense_unit(sizes: Sizes, index: int, *, qk_norm: bool = False, qkv_bias: bool = False) -> Unit:
+def dense_unit(
+    sizes: Sizes, index: int, *, qk_norm: bool = False, qkv_bias: bool = False, o_bias: bool = False
+) -> Unit:
     """The parameters of a Block."""
     at = f"model.layers.{index}"
     gate_up = ((f"{at}.mlp.gate_proj", sizes.intermediate), (f"{at}.mlp.up_proj", sizes.intermediate))
     params = (
-        *attention_params(sizes, at, qk_norm=qk_norm, qkv_bias=qkv_bias),
+        *attention_params(sizes, at, qk_norm=qk_norm, qkv_bias=qkv_bias, o_bias=o_bias),
         post_norm(sizes, at),
         matrix("gate_up", sizes.hidden, sizes.std, *gate_up),
         matrix("down", sizes.intermediate, sizes.std, (f"{at}.mlp.down_proj", sizes.hidden)),
@@ -85,7 +87,13 @@ def block_sizes(sizes: Sizes, index: int) -> dict[str, Any]:
 
 
 def model(
-    architecture: str, config: Mapping[str, Any], shape: Shape, blocks: Sequence[Unit], layers: Sequence[Layer]
+    architecture: str,
+    config: Mapping[str, Any],
+    shape: Shape,
+    blocks: Sequence[Unit],
+    layers: Sequence[Layer],
+    *,
+    logits_scale: float = 1.0,
 ) -> ModelSpec:
     """The decoder with these blocks, an embedding, a last norm and a head."""
     embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
@@ -96,12 +104,13 @@ def model(
     else:
         units.append(Unit("head", (matrix("head", shape.hidden, shape.std, ("lm_head", shape.vocab)),)))
         projection += 1
+    name = "embed" if shape.tied else "head"
     return ModelSpec(
         architecture=architecture,
         config=config,
         units=tuple(units),
         layers=tuple(layers),
-        head=Head((last, projection), "embed" if shape.tied else "head", shape.hidden, shape.vocab, shape.eps),
+        head=Head((last, projection), name, shape.hidden, shape.vocab, shape.eps, scale=logits_scale),
         hidden_size=shape.hidden,
         vocab_size=shape.vocab,
         rotaries=shape.rotaries,

@@ -21,7 +21,7 @@ from rptrain.kernels.linear_cross_entropy import (
 )
 from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward, rms_norm_operand
 from rptrain.kernels.swiglu import swiglu_backward, swiglu_backward_with_maxima, swiglu_operand
-from rptrain.models.layers.attention import AttentionBlock
+from rptrain.models.layers.attention import AttentionBlock, times, times_
 from rptrain.models.layers.block import product_gradient
 from rptrain.models.spec import Grads, Param, Params
 from rptrain.schedule.costs import Work, scaled
@@ -48,9 +48,11 @@ class Block(AttentionBlock):
         return self.product_add(p, "down", activation, saved.x, mb, overwrite=overwrite)
 
     def mlp_backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        activation, passed = self.backward_input(p, "down", dy_TD, mb)  # its gradient, until it is overwritten
+        dproduct = times(dy_TD, self.output_scale)
+        activation, passed = self.backward_input(p, "down", dproduct, mb)  # its gradient, until it is overwritten
         dgate_up, maxima, of_activation = self._swiglu_backward(p, g, saved, activation)
-        self.backward_weights(p, g, "down", dy_TD, passed, activation, mb, of_activation)
+        self.backward_weights(p, g, "down", dproduct, passed, activation, mb, of_activation)
+        del dproduct
         dnormed = self.product_backward(p, g, "gate_up", dgate_up, saved.normed, mb, maxima)
         return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)
 
@@ -102,20 +104,26 @@ class Head:
     eps: float
     name: str = "head"
     half_sums: bool = False  # products are summed in float16: models/half.py
+    scale: float = 1.0  # factor of the logits
 
     def loss(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
-        normed, _ = rms_norm(x_TD, p["norm"], self.eps)
+        normed, _ = self._normed(p, x_TD)
         return linear_cross_entropy(normed, p[self.projection], mb.labels, half_sums=self.half_sums)
 
     def loss_backward(self, p: Params, g: Grads, x_TD: Tensor, mb: MicroBatch, scale: float) -> tuple[Tensor, Tensor]:
-        normed, rstd = rms_norm(x_TD, p["norm"], self.eps)
+        normed, rstd = self._normed(p, x_TD)
         projection = p[self.projection], mb.labels, scale, g.get(self.projection)
         loss, dnormed = linear_cross_entropy_backward(normed, *projection, half_sums=self.half_sums)
-        return loss, rms_norm_backward(dnormed, x_TD, p["norm"], rstd, g.get("norm"))
+        return loss, rms_norm_backward(times_(dnormed, self.scale), x_TD, p["norm"], rstd, g.get("norm"))
 
     def logits(self, p: Params, x_TD: Tensor) -> Tensor:
         """[T, V] in the model's dtype."""
-        return linear(rms_norm(x_TD, p["norm"], self.eps)[0], p[self.projection])
+        return linear(self._normed(p, x_TD)[0], p[self.projection])
+
+    def _normed(self, p: Params, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The input of the projection, scaled in place of the logits, and 1 / rms."""
+        normed, rstd = rms_norm(x_TD, p["norm"], self.eps)
+        return times_(normed, self.scale), rstd
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
         """The work: the softmax reads the logits, and in backward writes their gradient; both use the same logits."""

@@ -28,7 +28,7 @@ from rptrain.kernels.moe_rows import combine, gather, router_weight_grad
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
 from rptrain.models.adapters.expert_lora import ExpertAdapters
-from rptrain.models.layers.attention import AttentionBlock
+from rptrain.models.layers.attention import AttentionBlock, times, times_
 from rptrain.models.spec import Grads, Param, Params
 from rptrain.schedule.costs import Work, scaled
 
@@ -71,11 +71,11 @@ class MoEBlock(AttentionBlock):
     def mlp_output(self, p: Params, saved: MoESaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
         activation = swiglu(saved.gate_up, **self._form)
         outputs = self._experts(p, "experts_down", activation, saved.perm.ends)
-        return combine(outputs, saved.perm, saved.weights).add_(saved.x)
+        return times_(combine(outputs, saved.perm, saved.weights), self.output_scale).add_(saved.x)
 
     def mlp_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
         perm, ends = saved.perm, saved.perm.ends
-        dweights, dgate_up = self._experts_backward(p, g, saved, dy_TD)
+        dweights, dgate_up = self._experts_backward(p, g, saved, times(dy_TD, self.output_scale))
 
         drows, dh = self._experts_backward_input(p, "experts_gate_up", dgate_up, ends)
         dnormed = combine(drows, perm)

@@ -21,6 +21,8 @@ CONFIG = {
     "num_attention_heads": 4,
 }
 MISTRAL = {**CONFIG, "architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
+GRANITE = {**CONFIG, "architectures": ["GraniteForCausalLM"]}
+SMOLLM3 = {**CONFIG, "architectures": ["SmolLM3ForCausalLM"]}
 QWEN2 = {**CONFIG, "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {**CONFIG, "architectures": ["Qwen3ForCausalLM"]}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
@@ -193,7 +195,11 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
         ({**CONFIG, "rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4}}, "below high_freq_factor"),
         ({**CONFIG, "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({**CONFIG, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({**CONFIG, "attention_bias": True}, "attention_bias"),
+        ({**CONFIG, "attention_bias": "yes"}, "attention_bias must be true or false, not 'yes'"),
+        ({**GRANITE, "residual_multiplier": 0}, "residual_multiplier must be a positive number, not 0"),
+        ({**SMOLLM3, "no_rope_layers": [1]}, "no_rope_layers must be a list of 0 or 1 for each of 2 layers"),
+        ({**SMOLLM3, "no_rope_layers": [1, 2]}, "no_rope_layers must be a list of 0 or 1 for each of 2 layers"),
+        ({**SMOLLM3, "no_rope_layer_interval": 0}, "no_rope_layer_interval must be a positive whole number"),
         ({**CONFIG, "mlp_bias": True}, "mlp_bias"),
         ({**CONFIG, "attention_dropout": 0.1}, "attention_dropout"),
         ({**CONFIG, "quantization_config": {"bits": 4}}, "quantized"),
@@ -304,8 +310,10 @@ def test_every_architecture_is_compared_with_transformers_and_in_the_readme() ->
     assert set(registry.MODEL_TYPES.values()) == registry.BUILDERS.keys()
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     section = readme.split("## Supported models\n")[1].split("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == registry.BUILDERS.keys()
-    assert [preset for preset in registry.presets() if f"`{preset}`" not in section] == []
+    guide = (Path(__file__).parents[2] / "docs/guide/models.md").read_text(encoding="utf-8")
+    for table in (section, guide):
+        assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == registry.BUILDERS.keys()
+    assert [preset for preset in registry.presets() if f"`{preset}`" not in guide] == []
 
 
 def test_all_problems_at_once() -> None:

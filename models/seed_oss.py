@@ -1,0 +1,24 @@
+"""Seed-OSS: Llama's block with biases on queries, keys and values.
+
+The published config.json names dropout rates. Training here has none.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rptrain.models.llama import decoder
+from rptrain.models.spec import ModelSpec
+from rptrain.models.weights.hf_config import read_flag, read_shape
+
+ARCHITECTURE = "SeedOssForCausalLM"
+HEAD_SIZE = 128  # config.json may leave it out
+
+
+def build(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
+    found: list[str] = []
+    qkv_bias = read_flag(config, "attention_bias", found, True)
+    o_bias = read_flag(config, "attention_out_bias", found)
+    without_dropout = {**config, "attention_dropout": 0.0}
+    shape = read_shape(without_dropout, head_size=HEAD_SIZE, unsupported=found, biases=qkv_bias)
+    return decoder(ARCHITECTURE, config, shape, qkv_bias=qkv_bias, o_bias=o_bias)
