@@ -78,6 +78,33 @@ def rms_norm_triton(x: Tensor, residual: Tensor | None, weight: Tensor, eps: flo
     return total, y.plain, rstd
 
 
+def rms_norm_rows_triton(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
+    """Writes the norms of rows [T, D] to `out`; rows of both may be parts of wider ones. Returns 1 / rms [T]."""
+    assert x.stride(1) == 1 and out.stride(1) == 1 and x.shape == out.shape
+    rstd = torch.empty(len(x), dtype=torch.float32, device=x.device)
+    if len(x):
+        options: dict[str, Any] = {"ADD": False, "PLAIN": True, "CODES": False, **_row(x.shape[1])}
+        options |= {"X_STRIDE": x.stride(0), "Y_STRIDE": out.stride(0)}
+        _forward[(len(x),)](x, x, x, weight, out, None, None, rstd, eps, **options)
+    return rstd
+
+
+def rms_norm_rows_backward_triton(
+    dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, grad_weight: Tensor | None
+) -> None:
+    """Writes dx over x; rows [T, D] of x and dy may be parts of wider ones. A row is read before it is written."""
+    rows, size = x.shape
+    if not rows:
+        return
+    sizes = _backward_sizes(size, x.element_size())
+    count = min(programs(x.device, sizes.programs), triton.cdiv(rows, sizes.rows))
+    partials = torch.empty(count, 1, size, dtype=torch.float32, device=x.device)
+    options: dict[str, Any] = {"RESIDUAL": False, **_tile(size, sizes)}
+    options |= {"X_STRIDE": x.stride(0), "DY_STRIDE": dy.stride(0)}
+    _backward[(count,)](dy, x, weight, rstd, x, x, partials, rows, **options)
+    add_partials(partials, (grad_weight,))
+
+
 def rms_norm_operand_triton(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: Form
 ) -> tuple[Tensor, Operand, Tensor]:
@@ -91,6 +118,7 @@ def rms_norm_operand_triton(
     if rstd.numel():
         added = x if residual is None else residual
         options = {"ADD": residual is not None, "PLAIN": y is not None, "CODES": rows is not None, **_row(size)}
+        options |= {"X_STRIDE": size, "Y_STRIDE": size}
         _forward[(rstd.numel(),)](x, added, total, weight, y, *(rows or (None, None)), rstd, eps, **options)
     return total, Operand(x.dtype, y, rows), rstd
 
@@ -114,6 +142,7 @@ def rms_norm_backward_triton(
         partials = torch.empty(count, 1, size, dtype=torch.float32, device=x.device)
         past = x if dresidual is None else dresidual
         options: dict[str, Any] = {"RESIDUAL": dresidual is not None, **_tile(size, sizes)}
+        options |= {"X_STRIDE": size, "DY_STRIDE": size}
         _backward[(count,)](dy, x, weight, rstd, past, dx, partials, rows, **options)
         add_partials(partials, (grad_weight,))
     return dx
@@ -166,7 +195,7 @@ def _lanes(rows: int, columns: int) -> dict[str, int]:
 @triton.jit
 def _forward(
     x, residual, total, weight, y, codes, scales, rstd, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    ADD: tl.constexpr, PLAIN: tl.constexpr, CODES: tl.constexpr,
+    ADD: tl.constexpr, PLAIN: tl.constexpr, CODES: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """A row a program, held in registers; codes are those of the rounded result."""
     row = tl.program_id(0).to(tl.int64)
@@ -174,7 +203,7 @@ def _forward(
     inside = columns < SIZE
     at = row * SIZE + columns
     dtype = total.dtype.element_ty
-    values = tl.load(x + at, mask=inside, other=0).to(tl.float32)
+    values = tl.load(x + row * X_STRIDE + columns, mask=inside, other=0).to(tl.float32)
     if ADD:
         values += tl.load(residual + at, mask=inside, other=0).to(tl.float32)
         rounded = values.to(dtype)
@@ -186,7 +215,7 @@ def _forward(
     normed = (values * inverse).to(dtype).to(tl.float32)
     result = (normed * w).to(dtype)
     if PLAIN:
-        tl.store(y + at, result, mask=inside)
+        tl.store(y + row * Y_STRIDE + columns, result, mask=inside)
     if CODES:
         result = result.to(tl.float32)
         scale = scale_of(tl.max(magnitude(result), 0))
@@ -198,6 +227,7 @@ def _forward(
 def _backward(
     dy, x, weight, rstd, dresidual, dx, partials, rows,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    X_STRIDE: tl.constexpr, DY_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Every programs-th tile of ROWS rows; the weight's gradient of a program's rows stays in registers until the end.
 
@@ -211,10 +241,10 @@ def _backward(
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for tile in tl.range(program, tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + lanes
-        at = row[:, None] * SIZE + columns[None, :]
+        at = row[:, None] * X_STRIDE + columns[None, :]  # of dresidual, too
         there = (row < rows)[:, None] & inside[None, :]
         inverse = tl.load(rstd + row, mask=row < rows, other=0)[:, None]
-        dout = tl.load(dy + at, mask=there, other=0).to(tl.float32)
+        dout = tl.load(dy + row[:, None] * DY_STRIDE + columns[None, :], mask=there, other=0).to(tl.float32)
         normed = tl.load(x + at, mask=there, other=0).to(tl.float32) * inverse
         past = tl.load(dresidual + at, mask=there, other=0).to(tl.float32) if RESIDUAL else 0.0
         total += dout * normed

@@ -16,7 +16,7 @@ from rptrain.kernels.half import Heads, ScaledHeads, inverse, power_below, takes
 from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.reference.dense import QKNorm
-from rptrain.kernels.rms_norm import add_partials
+from rptrain.kernels.rms_norm import add_partials, rms_norm_rows_backward_triton, rms_norm_rows_triton
 
 __all__ = ["QKNorm", "qk_norm_rope", "qk_norm_rope_backward"]
 
@@ -33,7 +33,7 @@ def qk_norm_rope(
     *,
     half_sums: bool = False,
 ) -> Rotated:
-    """q [T, H, C], k and v [T, K, C] of the product qkv [T, (H + 2K) C], and 1 / rms [T, H + K] with norms.
+    """q [T, H, C], k and v [T, K, C] of the product qkv [T, (H + 2K) C], and with norms 1 / rms: [T, H + K], or [T, 2].
 
     `size` is C. v is a view of qkv. With norms, q and k of qkv are left as they are, and backward needs them. Without,
     q and k are rotated in place and are views of it too, so nothing is copied. With `half_sums` the three are
@@ -76,24 +76,33 @@ def qk_norm_rope_triton(
 ) -> Rotated:
     assert qkv.is_contiguous()
     cos, sin, pairs = _tables(rotation, qkv)
-    target = qkv.view(torch.float16) if half_sums else qkv
-    q, k, v = reference.split_heads(target, kv_heads, size)
-    if not pairs and norm is None and not half_sums:
-        return q, k, v, None
-    tokens, heads, _ = q.shape
-    rstd = scales = None
+    whole = norm if norm is not None and norm.whole else None
+    by_head = norm if whole is None else None
+    source, rstd, scales = qkv, None, None
+    if whole is not None:
+        source, rstd = _whole_norms(qkv, kv_heads * size, whole)
+    values = reference.split_heads(qkv, kv_heads, size)[2]
+    tokens, heads = len(qkv), qkv.shape[1] // size - 2 * kv_heads
+    target = torch.float16 if half_sums else qkv.dtype
+    q, k = (
+        source.view(target)
+        .view(tokens, source.shape[1] // size, size)[:, : heads + kv_heads]
+        .split((heads, kv_heads), 1)
+    )
+    v = values.view(target)
+    if not pairs and by_head is None and not half_sums:
+        return q, k, v, rstd
     if half_sums:
         scales = torch.empty(heads + 2 * kv_heads, tokens, dtype=torch.float32, device=qkv.device)
-    if norm is not None:
+    if by_head is not None:
         q, k = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))
         rstd = torch.empty(tokens, heads + kv_heads, dtype=torch.float32, device=qkv.device)
     if tokens:
-        weights = (cos, cos) if norm is None else (norm.q_weight, norm.k_weight)
-        options: dict[str, Any] = {"H": heads, "K": kv_heads, "NORM": norm is not None, "PAIRS": pairs}
-        options |= _tile(heads, size)
+        weights = (cos, cos, cos, 0.0) if by_head is None else (by_head.q_weight, by_head.k_weight, rstd, by_head.eps)
+        options: dict[str, Any] = {"H": heads, "K": kv_heads, "NORM": by_head is not None, "PAIRS": pairs}
+        options |= {"ROW": source.shape[1], "V_ROW": qkv.shape[1], **_tile(heads, size)}
         _forward[(tokens,)](
-            qkv, q, k, v, scales, cos, sin, *weights, cos if rstd is None else rstd, 0.0 if norm is None else norm.eps,
-            q.stride(0), k.stride(0), **options,
+            source, values, q, k, v, scales, cos, sin, *weights, q.stride(0), k.stride(0), **options
         )  # fmt: skip
     if scales is None:
         return q, k, v, rstd
@@ -113,31 +122,75 @@ def qk_norm_rope_backward_triton(
     grads: tuple[Tensor | None, Tensor | None] | None,
 ) -> Tensor:
     assert qkv.is_contiguous()
-    cos, sin, pairs = _tables(rotation, qkv)
+    if norm is not None and rstd is not None and norm.whole:
+        turned = qkv.new_empty(len(dq), (dq.shape[1] + dk.shape[1]) * dq.shape[2])
+        _turn_back(dq, dk, dv, turned, rotation, None, None, None)
+        return _whole_norms_backward(turned, dv, qkv, norm, rstd, grads or (None, None))
+    _turn_back(dq, dk, dv, qkv, rotation, norm, rstd, grads)
+    return qkv
+
+
+def _turn_back(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    target: Tensor,
+    rotation: Rotation | None,
+    norm: QKNorm | None,
+    rstd: Tensor | None,
+    grads: tuple[Tensor | None, Tensor | None] | None,
+) -> None:
+    """Writes the gradients of queries and keys over `target` [T, …], and those of values if it has columns for them."""
+    cos, sin, pairs = _tables(rotation, target)
     assert all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (dq, dk, dv))
     tokens, heads, size = dq.shape
     kv_heads = dk.shape[1]
     assert heads >= kv_heads
     if not tokens:
-        return qkv
-    place = reference.split_heads(qkv, kv_heads, size)[2]
-    copied = dv.data_ptr() != place.data_ptr() or dv.stride() != place.stride()
+        return
+    place = target.view(tokens, -1, size)[:, heads + kv_heads :]
+    copied = place.shape[1] > 0 and (dv.data_ptr() != place.data_ptr() or dv.stride() != place.stride())
     constants, each = _backward_sizes(heads, kv_heads, size, norm is not None)
-    constants |= {"H": heads, "K": kv_heads, "PAIRS": pairs}
+    constants |= {"H": heads, "K": kv_heads, "PAIRS": pairs, "ROW": target.shape[1]}
     strides = dict(zip(STRIDES, (stride for x in (dq, dk, dv) for stride in x.stride()[:2]), strict=True))
     q_groups, k_groups = (triton.cdiv(count, constants["BLOCK_H"]) for count in (heads, kv_heads))
     groups, count = q_groups + k_groups, triton.cdiv(tokens, constants["TOKENS"])
     copies = copied * triton.cdiv(tokens, constants["VALUES"]) * k_groups
-    inputs = (dq, dk, dv, qkv, cos, sin)
+    inputs = (dq, dk, dv, target, cos, sin)
     if norm is None or rstd is None or grads is None:
         grid = (count * groups + copies,)
         _backward[grid](*inputs, cos, cos, cos, cos, tokens, count, **strides, **constants, NORM=False)
-        return qkv
-    count = min(count, max(1, programs(qkv.device, each) // groups))
-    partials = torch.empty(count * q_groups, 2, size, dtype=torch.float32, device=qkv.device)
+        return
+    count = min(count, max(1, programs(target.device, each) // groups))
+    partials = torch.empty(count * q_groups, 2, size, dtype=torch.float32, device=target.device)
     inputs += (norm.q_weight, norm.k_weight, rstd, partials)
     _backward[(count * groups + copies,)](*inputs, tokens, count, **strides, **constants, NORM=True)
     add_partials(partials, grads)
+
+
+def _whole_norms(qkv: Tensor, keys: int, norm: QKNorm) -> tuple[Tensor, Tensor]:
+    """The normed queries and keys [T, (H + K) C], and 1 / rms [T, 2]. `keys`: the columns of the keys."""
+    widths = qkv.shape[1] - 2 * keys, keys
+    normed = qkv.new_empty(len(qkv), sum(widths))
+    parts = zip(qkv[:, : sum(widths)].split(widths, 1), normed.split(widths, 1), norm[:2], strict=True)
+    return normed, torch.stack([rms_norm_rows_triton(x, weight, norm.eps, out) for x, out, weight in parts], 1)
+
+
+def _whole_norms_backward(
+    dnormed: Tensor,
+    dv: Tensor,
+    qkv: Tensor,
+    norm: QKNorm,
+    rstd: Tensor,
+    grads: tuple[Tensor | None, Tensor | None],
+) -> Tensor:
+    """The gradient of the product, written over it, from those of the normed queries and keys and of the values."""
+    keys = dv.shape[1] * dv.shape[2]
+    widths = dnormed.shape[1] - keys, keys
+    dys, (q, k, v) = dnormed.split(widths, 1), qkv.split((*widths, keys), 1)
+    for dy, x, weight, each, grad in zip(dys, (q, k), norm[:2], rstd.unbind(1), grads, strict=True):
+        rms_norm_rows_backward_triton(dy, x, weight, each.contiguous(), grad)
+    v.view(dv.shape).copy_(dv)
     return qkv
 
 
@@ -256,13 +309,14 @@ def _heads(
 
 @triton.jit
 def _forward(
-    qkv, q, k, v, scales, cos, sin, q_weight, k_weight, rstd, eps, q_stride, k_stride,
-    H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, PAIRS: tl.constexpr,
+    qk, values, q, k, v, scales, cos, sin, q_weight, k_weight, rstd, eps, q_stride, k_stride,
+    H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, PAIRS: tl.constexpr, ROW: tl.constexpr, V_ROW: tl.constexpr,
     HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """A token a program. Where q, k and v are views of qkv, each tile is read before it is written.
+    """A token a program. Where q, k and v are views of what is read, each tile is read before it is written.
 
-    `scales` [H + 2K, T] are those of ScaledHeads; without them values stay as they are.
+    Rows of `qk` begin with queries and keys; rows of `values` and `v` are V_ROW apart. `scales` [H + 2K, T] are those
+    of ScaledHeads; without them values stay as they are.
     """
     token = tl.program_id(0).to(tl.int64)
     half = tl.arange(0, BLOCK_C)
@@ -270,20 +324,19 @@ def _forward(
     if PAIRS > 0:
         c = tl.load(cos + token * PAIRS + half, mask=half < PAIRS, other=0).to(tl.float32)[None, :]
         s = tl.load(sin + token * PAIRS + half, mask=half < PAIRS, other=0).to(tl.float32)[None, :]
-    ROW: tl.constexpr = (H + 2 * K) * 2 * HALF
-    qkv += token * ROW
+    qk += token * ROW
     rstd += token * (H + K)
     k_scales, v_scales = None, None
     if scales is not None:
         scales += token
         k_scales = scales + H * tl.num_programs(0)
         v_scales = k_scales + K * tl.num_programs(0)
-    _heads(qkv, q + token * q_stride, scales, q_weight, rstd, eps, c, s, half, H, HALF, PAIRS, BLOCK_H, NORM)
-    keys = qkv + H * 2 * HALF
+    _heads(qk, q + token * q_stride, scales, q_weight, rstd, eps, c, s, half, H, HALF, PAIRS, BLOCK_H, NORM)
+    keys = qk + H * 2 * HALF
     _heads(keys, k + token * k_stride, k_scales, k_weight, rstd + H, eps, c, s, half, K, HALF, PAIRS, BLOCK_H, NORM)
     if scales is not None:
-        values = keys + K * 2 * HALF
-        _heads(values, v + token * ROW, v_scales, k_weight, rstd, eps, c, s, half, K, HALF, 0, BLOCK_H, False)
+        values += token * V_ROW
+        _heads(values, v + token * V_ROW, v_scales, k_weight, rstd, eps, c, s, half, K, HALF, 0, BLOCK_H, False)
 
 
 @triton.jit
@@ -354,7 +407,7 @@ def _heads_backward(
 def _backward(
     dq, dk, dv, qkv, cos, sin, q_weight, k_weight, rstd, partials, tokens, count,
     dq_token, dq_head, dk_token, dk_head, dv_token, dv_head,
-    H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, PAIRS: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, PAIRS: tl.constexpr, ROW: tl.constexpr,
     HALF: tl.constexpr, TOKENS: tl.constexpr, VALUES: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """A program has a group of heads of q, k or v alone. Its loads are not held up by stores of the others.
@@ -365,7 +418,6 @@ def _backward(
     Q_GROUPS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     K_GROUPS: tl.constexpr = (K + BLOCK_H - 1) // BLOCK_H
     GROUPS: tl.constexpr = Q_GROUPS + K_GROUPS
-    ROW: tl.constexpr = (H + 2 * K) * 2 * HALF
     copy = tl.program_id(0) - count * GROUPS
     group, program = tl.program_id(0) % GROUPS, (tl.program_id(0) // GROUPS).to(tl.int64)
     totals = partials + program * (Q_GROUPS * 4 * HALF)

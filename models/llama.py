@@ -24,7 +24,10 @@ def decoder(
     windows: Sequence[int | None] | None = None,
     rotaries: Sequence[int | None] | None = None,
     *,
+    pre_norms: bool = True,
+    post_norms: bool = False,
     qk_norm: bool = False,
+    whole_qk_norm: bool = False,
     qkv_bias: bool = False,
     o_bias: bool = False,
     scale: float | None = None,
@@ -35,11 +38,11 @@ def decoder(
     """A decoder: embedding, blocks, norm and head.
 
     By layer, `windows` has the window, None for full attention, and `rotaries` the place of the rotary positions in
-    `shape`, None for none. `qk_norm` adds a norm to every head's queries and keys, `qkv_bias` a bias to queries, keys
-    and values, and `o_bias` one to attention's output. The scales are factors: of attention's scores, of embeddings, of
-    each sum that is added to the residual, and of logits.
+    `shape`, None for none. Norms and biases are those of BlockShape (models/layers/block.py). The scales are factors of
+    attention's scores, of embeddings, of what attention and MLP add to the residual, and of logits.
     """
-    options: dict[str, Any] = {"qk_norm": qk_norm, "qkv_bias": qkv_bias, "o_bias": o_bias}
+    options: dict[str, Any] = {"pre_norms": pre_norms, "post_norms": post_norms, "qkv_bias": qkv_bias, "o_bias": o_bias}
+    options |= {"qk_norm": qk_norm, "whole_qk_norm": whole_qk_norm}
     units = [dense_unit(shape, index, **options) for index in range(shape.layers)]
     layers = [
         Block(

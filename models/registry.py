@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rptrain.models import gpt_oss, granite, llama, mistral, qwen2, qwen3, qwen3_moe, seed_oss, smollm3
+from rptrain.models import gpt_oss, granite, llama, mistral, olmo3, qwen2, qwen3, qwen3_moe, seed_oss, smollm3
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small, read_small_text
@@ -23,6 +23,7 @@ BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     qwen3_moe.ARCHITECTURE: qwen3_moe.build,
     gpt_oss.ARCHITECTURE: gpt_oss.build,
     granite.ARCHITECTURE: granite.build,
+    olmo3.ARCHITECTURE: olmo3.build,
     seed_oss.ARCHITECTURE: seed_oss.build,
     smollm3.ARCHITECTURE: smollm3.build,
 }
@@ -34,6 +35,7 @@ MODEL_TYPES = {
     "qwen3_moe": qwen3_moe.ARCHITECTURE,
     "gpt_oss": gpt_oss.ARCHITECTURE,
     "granite": granite.ARCHITECTURE,
+    "olmo3": olmo3.ARCHITECTURE,
     "seed_oss": seed_oss.ARCHITECTURE,
     "smollm3": smollm3.ARCHITECTURE,
 }

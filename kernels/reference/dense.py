@@ -74,11 +74,15 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class QKNorm(NamedTuple):
-    """Norms of the head size C that queries and keys pass before they are rotated."""
+    """Norms that queries and keys pass before they are rotated.
+
+    They are of each head, with weights [C], or, if `whole`, of all heads of a token, with weights [H C] and [K C].
+    """
 
     q_weight: Tensor
     k_weight: Tensor
     eps: float
+    whole: bool = False
 
 
 def split_heads(qkv: Tensor, kv_heads: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,14 +95,16 @@ def split_heads(qkv: Tensor, kv_heads: int, size: int) -> tuple[Tensor, Tensor, 
 def qk_norm_rope(
     qkv: Tensor, rotation: Rotation | None, kv_heads: int, size: int, norm: QKNorm | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """q, k, v and 1 / rms [T, H + K], as kernels/rope.py has it: without norms q and k are rotated in place."""
+    """q, k, v and 1 / rms, [T, H + K] or [T, 2], as in kernels/rope.py: without norms q and k are rotated in place."""
     q, k, v = split_heads(qkv, kv_heads, size)
     if norm is None:
         for x, rotated in zip((q, k), rope(q, k, rotation), strict=True):
             x.copy_(rotated)
         return q, k, v, None
-    q_normed, q_rstd = rms_norm(q, norm.q_weight, norm.eps)
-    k_normed, k_rstd = rms_norm(k, norm.k_weight, norm.eps)
+    wide_q, wide_k = (x.flatten(1).unsqueeze(1) if norm.whole else x for x in (q, k))
+    q_normed, q_rstd = rms_norm(wide_q, norm.q_weight, norm.eps)
+    k_normed, k_rstd = rms_norm(wide_k, norm.k_weight, norm.eps)
+    q_normed, k_normed = q_normed.view(q.shape), k_normed.view(k.shape)
     return *rope(q_normed, k_normed, rotation), v, torch.cat((q_rstd, k_rstd), 1)
 
 
@@ -116,9 +122,13 @@ def qk_norm_rope_backward(
     q, k, v = split_heads(qkv, dk.shape[1], dk.shape[2])
     dq, dk = rope_backward(dq, dk, rotation)
     if norm is not None and rstd is not None and grads is not None:
-        q_rstd, k_rstd = rstd.split((q.shape[1], k.shape[1]), 1)
-        dq = rms_norm_backward(dq, q, norm.q_weight, q_rstd, grads[0])
-        dk = rms_norm_backward(dk, k, norm.k_weight, k_rstd, grads[1])
+        if norm.whole:
+            (dq, dk), sizes = (x.flatten(1).unsqueeze(1) for x in (dq, dk)), (1, 1)
+        else:
+            sizes = q.shape[1], k.shape[1]
+        q_rstd, k_rstd = rstd.split(sizes, 1)
+        dq = rms_norm_backward(dq, q.reshape(dq.shape), norm.q_weight, q_rstd, grads[0]).view(q.shape)
+        dk = rms_norm_backward(dk, k.reshape(dk.shape), norm.k_weight, k_rstd, grads[1]).view(k.shape)
     for place, gradient in ((q, dq), (k, dk), (v, dv)):
         place.copy_(gradient)
     return qkv

@@ -21,7 +21,7 @@ from rptrain.kernels.linear import (
     linear_backward_input,
     plain,
 )
-from rptrain.kernels.rms_norm import rms_norm_backward, rms_norm_operand
+from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward, rms_norm_operand
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
 from rptrain.models.adapters.products import Adapters, Passed
 from rptrain.models.layers.block import BlockShape
@@ -30,9 +30,16 @@ from rptrain.models.spec import Grads, Params
 Attend = Callable[[Any, Any, Any], tuple[Tensor, Any]]  # q, k, v to out, and what backward needs
 
 
-class AttentionSaved(NamedTuple):
+class OutputSaved(NamedTuple):
+    """An output before its norm."""
+
     x: Tensor  # [T, D]
     rstd: Tensor  # [T]
+
+
+class AttentionSaved(NamedTuple):
+    x: Tensor  # [T, D]
+    rstd: Tensor | None  # [T], with the norm before
     normed: Operand  # [T, D]
     qkv: Tensor  # [T, (H + 2K) C]; v is in its memory, and without q/k norm q and k are too
     qk_rstd: Tensor | None  # [T, H + K], with q/k norm
@@ -42,21 +49,23 @@ class AttentionSaved(NamedTuple):
     out: Tensor  # [T, H, C]
     attended: Operand  # [T, H C], out as the output projection reads it
     attention: Any  # attn.Saved
+    output: OutputSaved | None  # with the norm after
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBlock(BlockShape):
-    """A pre-norm decoder block: grouped-query attention with rotary positions, then an MLP.
+    """A decoder block: grouped-query attention with rotary positions, then an MLP, with norms before or after each.
 
-    Parameters of the attention: input_norm [D], qkv [(H + 2K) C, D], o [D, H C]; with `qk_norm` q_norm and
-    k_norm [C]; if enabled qkv_bias [(H + 2K) C], o_bias [D] and sinks [H].
+    Parameters of the attention: qkv [(H + 2K) C, D], o [D, H C]; with `pre_norms` input_norm [D], with `post_norms`
+    attention_norm [D]; with `qk_norm` q_norm and k_norm, [C] each, or with `whole_qk_norm` [H C] and [K C]; if enabled
+    qkv_bias [(H + 2K) C], o_bias [D] and sinks [H].
     """
 
     eps: float
 
     @abstractmethod
     def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> Any:
-        """The tensors that the MLP's backward needs, from the attention's product and the block's input."""
+        """The tensors that the MLP's backward needs, from attention's output and the block's input."""
 
     @abstractmethod
     def mlp_output(self, p: Params, saved: Any, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
@@ -64,7 +73,7 @@ class AttentionBlock(BlockShape):
 
     @abstractmethod
     def mlp_backward(self, p: Params, g: Grads, saved: Any, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        """Accumulates the MLP's gradients in `g`; returns the gradient of the sum of product and input."""
+        """Accumulates the MLP's gradients in `g`; returns the gradient of the sum of output and input."""
 
     def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
         x_TD = times(x_TD, self.input_scale)
@@ -97,6 +106,35 @@ class AttentionBlock(BlockShape):
     def _attend(self, p: Params, mb: MicroBatch) -> Attend:
         extras = {"window": self.window, "sinks": p.get("sinks"), "scale": self.scale}
         return lambda q, k, v: attn.attention(q, k, v, mb, **extras)
+
+    def input_norm(
+        self, p: Params, name: str, x: Tensor, residual: Tensor | None, form: Form
+    ) -> tuple[Tensor, Operand, Tensor | None]:
+        """x plus the residual, if any; its norm `name`, or with no norms before itself, in `form`; 1 / rms."""
+        if self.pre_norms:
+            return rms_norm_operand(x, residual, p[name], self.eps, form)
+        total = x if residual is None else x + residual
+        return total, fp8.operand(total, form), None
+
+    def input_norm_backward(
+        self, p: Params, g: Grads, name: str, dnormed: Tensor, x: Tensor, rstd: Tensor | None, dresidual: Tensor
+    ) -> Tensor:
+        """The gradient of the sum x, `dresidual` included; may be written over `dnormed`."""
+        if rstd is None:
+            return dnormed.add_(dresidual)
+        return rms_norm_backward(dnormed, x, p[name], rstd, g.get(name), dresidual)
+
+    def output_norm(self, p: Params, name: str, x: Tensor) -> tuple[Tensor, OutputSaved | None]:
+        """The norm `name` of an output, or with no norms after itself; both scaled, and maybe in place."""
+        if not self.post_norms:
+            return times_(x, self.output_scale), None
+        y, rstd = rms_norm(x, p[name], self.eps)
+        return times_(y, self.output_scale), OutputSaved(x, rstd)
+
+    def output_norm_backward(self, p: Params, g: Grads, name: str, dy: Tensor, saved: OutputSaved | None) -> Tensor:
+        """The gradient of an output; `dy` itself if it passes unchanged."""
+        dy = times(dy, self.output_scale)
+        return dy if saved is None else rms_norm_backward(dy, saved.x, p[name], saved.rstd, g.get(name))
 
     def form(self, p: Params, name: str) -> Form:
         """The forms in which product `name` reads its input; adapters read it in the model's type."""
@@ -180,17 +218,18 @@ class AttentionBlock(BlockShape):
         self, p: Params, x_TD: Tensor, rotations: Sequence[Rotation], attend: Attend, mb: MicroBatch | None
     ) -> tuple[Tensor, AttentionSaved]:
         """Attention's output [T, D], before the residual is added. No `mb`: a step of decoding."""
-        _, normed, rstd = rms_norm_operand(x_TD, None, p["input_norm"], self.eps, self.form(p, "qkv"))
+        _, normed, rstd = self.input_norm(p, "input_norm", x_TD, None, self.form(p, "qkv"))
         qkv = self.product(p, "qkv", normed, mb)
         half_sums = self.half_sums and mb is not None
         form = self._rotation(rotations), self.kv_heads, self.head_size, self._norms(p)
         q, k, v, qk_rstd = qk_norm_rope(qkv, *form, half_sums=half_sums)
         out, attention = attend(q, k, v)
         attended = fp8.operand(out.flatten(1), self.form(p, "o"))
+        product, output = self.output_norm(p, "attention_norm", self.product(p, "o", attended, mb))
         saved = AttentionSaved(
-            x_TD, rstd, self.kept(normed), qkv, qk_rstd, q, k, v, out, self.kept(attended), attention
+            x_TD, rstd, self.kept(normed), qkv, qk_rstd, q, k, v, out, self.kept(attended), attention, output
         )
-        return times_(self.product(p, "o", attended, mb), self.output_scale), saved
+        return product, saved
 
     def _attention_backward(self, p: Params, g: Grads, saved: AttentionSaved, dh_TD: Tensor, mb: MicroBatch) -> Tensor:
         dqkv = qk_norm_rope_backward(
@@ -202,12 +241,14 @@ class AttentionBlock(BlockShape):
             (g.get("q_norm"), g.get("k_norm")) if self.qk_norm else None,
         )
         dnormed = self.product_backward(p, g, "qkv", dqkv, saved.normed, mb)
-        return rms_norm_backward(dnormed, saved.x, p["input_norm"], saved.rstd, g.get("input_norm"), dh_TD)
+        return self.input_norm_backward(p, g, "input_norm", dnormed, saved.x, saved.rstd, dh_TD)
 
     def _attend_backward(
         self, p: Params, g: Grads, dh_TD: Tensor, saved: AttentionSaved, mb: MicroBatch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dout = self.product_backward(p, g, "o", times(dh_TD, self.output_scale), saved.attended, mb)
+        dproduct = self.output_norm_backward(p, g, "attention_norm", dh_TD, saved.output)
+        dout = self.product_backward(p, g, "o", dproduct, saved.attended, mb)
+        del dproduct
         return attn.attention_backward(
             dout.view_as(saved.out),
             saved.q,
@@ -226,7 +267,7 @@ class AttentionBlock(BlockShape):
         return None if self.rotary is None else rotations[self.rotary]
 
     def _norms(self, p: Params) -> QKNorm | None:
-        return QKNorm(p["q_norm"], p["k_norm"], self.eps) if self.qk_norm else None
+        return QKNorm(p["q_norm"], p["k_norm"], self.eps, self.whole_qk_norm) if self.qk_norm else None
 
 
 def times(x: Tensor, scale: float) -> Tensor:

@@ -13,7 +13,7 @@ from rptrain.schedule.costs import Work, scaled
 
 @dataclass(frozen=True, kw_only=True)
 class BlockShape(ABC):
-    """A pre-norm decoder block with grouped-query attention: a LayerShape (models/spec.py).
+    """A decoder block with grouped-query attention: a LayerShape (models/spec.py).
 
     Memory is that of an explicit backward, which keeps the inputs of both norms, their outputs and 1 / rms, q, k, v
     (also before the norms of q and k, if any), attention's output and log-sum-exp, and the MLP's part; of products in
@@ -28,7 +28,10 @@ class BlockShape(ABC):
     head_size: int
     intermediate: int
     rotary: int | None = 0  # the place of the rotary positions among the model's; None: queries and keys have none
-    qk_norm: bool = False
+    pre_norms: bool = True  # of the inputs of attention and of the MLP
+    post_norms: bool = False  # of their outputs, before they are added
+    qk_norm: bool = False  # of every head's queries and keys
+    whole_qk_norm: bool = False  # with `qk_norm`: of all heads of a token at once
     qkv_bias: bool = False  # biases on queries, keys and values
     o_bias: bool = False  # bias on the output projection
     window: int | None = None  # maximum keys per query, including itself
@@ -57,10 +60,11 @@ class BlockShape(ABC):
         """Bytes kept from the recomputed forward until backward."""
         heads, kv_heads = self._widths
         elements = self.hidden * (2 if self.input_scale != 1 else 1) + 2 * heads + 2 * kv_heads
-        statistics = 1 + self.heads  # 1 / rms, log-sum-exp
+        elements += self.hidden if self.post_norms else 0
+        statistics = self.pre_norms + self.post_norms + self.heads  # 1 / rms, log-sum-exp
         if self.qk_norm:  # q and k before their norms; the values lie in the same buffer
             elements += heads + kv_heads
-            statistics += self.heads + self.kv_heads
+            statistics += 2 if self.whole_qk_norm else self.heads + self.kv_heads
         inputs = self.normed_bytes("qkv", itemsize) + (heads + 4 if self._reads_codes("o") else 0)
         inputs += SCALE_BYTES * (self.heads + 2 * self.kv_heads) if self._in_half(itemsize) else 0
         return tokens * (elements * itemsize + inputs + statistics * max(itemsize, 4)) + self.mlp_kept(tokens, itemsize)
@@ -73,8 +77,10 @@ class BlockShape(ABC):
         heads, kv_heads = self._widths
         inside_products = max((adapters.workspace(tokens, itemsize) for adapters in self.adapters), default=0)
         inside_products += self._fp8_workspace(tokens, itemsize, fused=fused)
-        if self.output_scale != 1:  # a scaled copy of the gradient of the output
-            inside_products += tokens * itemsize * self.hidden
+        # the gradient of an output is a scaled copy, or on the other side of its norm
+        inside_products += tokens * itemsize * self.hidden * ((self.output_scale != 1) + self.post_norms)
+        if self.whole_qk_norm:  # the gradient of the normed product
+            inside_products += tokens * itemsize * (heads + kv_heads)
         mlp, mlp_inside = self.mlp_workspace(itemsize)
         if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
             inside_attention = itemsize * (2 * heads + 2 * kv_heads)
@@ -89,7 +95,9 @@ class BlockShape(ABC):
 
     def normed_bytes(self, name: str, itemsize: int) -> int:
         """Bytes per token of a norm's output, kept as the input of product `name`: in FP8 with a scale."""
-        return self.hidden + 4 if self._reads_codes(name) else self.hidden * itemsize
+        if self._reads_codes(name):
+            return self.hidden + 4
+        return self.hidden * itemsize if self.pre_norms else 0  # without a norm it is what is kept anyway
 
     def attended(self, length: int) -> float:
         """The mean number of keys that a query attends to in a sequence of `length` tokens: causal half or window."""
@@ -129,13 +137,18 @@ class BlockShape(ABC):
         attention = 4.0 * tokens * self.attended(length) * heads
         half = attention if self._in_half(itemsize) else 0.0
         rotation = 0 if self.rotary is None and not self.qk_norm else 2 * (heads + kv_heads)
-        forward = {"norm": 2 * self.hidden, "rotation": rotation, "sum and norm": 4 * self.hidden}
+        norm = 2 * self.hidden * self.pre_norms
+        forward = {"norm": norm, "rotation": rotation, "sum and norm": 2 * self.hidden + norm}
         # q and k before their norms; the values' gradient, copied
         rotation_back = rotation + self.qk_norm * (heads + kv_heads) + 2 * kv_heads
         backward = {"norm and sum, backward": 4 * self.hidden, "rotation, backward": rotation_back}
         if self.qkv_bias or self.o_bias:
             biases = self.qkv_bias * (heads + 2 * kv_heads) + self.o_bias * self.hidden
             backward["biases, backward"] = biases
+        if self.whole_qk_norm:
+            forward["norms of q and k"], backward["norms of q and k, backward"] = 2 * rotation_back, 2 * rotation_back
+        if self.post_norms:
+            forward["output's norm"], backward["output's norm, backward"] = 5 * self.hidden, 8 * self.hidden
         if self.output_scale != 1:
             forward["scale"] = backward["scale, backward"] = 4 * self.hidden
         if half:  # values are scaled in place, and a copy of the gradient of the output

@@ -25,9 +25,17 @@ def norm(name: str, module: str, size: int) -> Param:
 
 
 def attention_params(
-    sizes: Sizes, at: str, *, qk_norm: bool = False, qkv_bias: bool = False, o_bias: bool = False
+    sizes: Sizes,
+    at: str,
+    *,
+    pre_norms: bool = True,
+    post_norms: bool = False,
+    qk_norm: bool = False,
+    whole_qk_norm: bool = False,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
 ) -> list[Param]:
-    """The parameters of the first norm and the attention of the block with prefix `at` in checkpoints."""
+    """The parameters of the attention and its norms, in the block with prefix `at` in checkpoints."""
     attention = f"{at}.self_attn"
     heads, kv_heads = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
     qkv = (
@@ -36,38 +44,38 @@ def attention_params(
         (f"{attention}.v_proj", kv_heads),
     )
     o = (f"{attention}.o_proj", sizes.hidden)
-    params = [
-        norm("input_norm", f"{at}.input_layernorm", sizes.hidden),
-        matrix("qkv", sizes.hidden, sizes.std, *qkv),
-    ]
+    params = [norm("input_norm", f"{at}.input_layernorm", sizes.hidden)] if pre_norms else []
+    params.append(matrix("qkv", sizes.hidden, sizes.std, *qkv))
     if qkv_bias:
         params.append(bias("qkv_bias", *qkv))
     if qk_norm:
-        params += [
-            norm("q_norm", f"{attention}.q_norm", sizes.head_size),
-            norm("k_norm", f"{attention}.k_norm", sizes.head_size),
-        ]
+        widths = (heads, kv_heads) if whole_qk_norm else (sizes.head_size, sizes.head_size)
+        params += [norm(f"{x}_norm", f"{attention}.{x}_norm", width) for x, width in zip("qk", widths, strict=True)]
     params.append(matrix("o", heads, sizes.std, o))
     if o_bias:
         params.append(bias("o_bias", o))
+    if post_norms:
+        params.append(norm("attention_norm", f"{at}.post_attention_layernorm", sizes.hidden))
     return params
 
 
 def post_norm(sizes: Sizes, at: str) -> Param:
+    """The norm of the MLP's input, which is behind the attention."""
     return norm("post_norm", f"{at}.post_attention_layernorm", sizes.hidden)
 
 
 def dense_unit(
-    sizes: Sizes, index: int, *, qk_norm: bool = False, qkv_bias: bool = False, o_bias: bool = False
+    sizes: Sizes, index: int, *, pre_norms: bool = True, post_norms: bool = False, **attention: bool
 ) -> Unit:
-    """The parameters of a Block."""
+    """The parameters of a Block. `attention`: see `attention_params`."""
     at = f"model.layers.{index}"
     gate_up = ((f"{at}.mlp.gate_proj", sizes.intermediate), (f"{at}.mlp.up_proj", sizes.intermediate))
     params = (
-        *attention_params(sizes, at, qk_norm=qk_norm, qkv_bias=qkv_bias, o_bias=o_bias),
-        post_norm(sizes, at),
+        *attention_params(sizes, at, pre_norms=pre_norms, post_norms=post_norms, **attention),
+        *([post_norm(sizes, at)] if pre_norms else []),
         matrix("gate_up", sizes.hidden, sizes.std, *gate_up),
         matrix("down", sizes.intermediate, sizes.std, (f"{at}.mlp.down_proj", sizes.hidden)),
+        *([norm("mlp_norm", f"{at}.post_feedforward_layernorm", sizes.hidden)] if post_norms else []),
     )
     return Unit(f"layers.{index}", params)
 

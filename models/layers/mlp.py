@@ -19,9 +19,9 @@ from rptrain.kernels.linear_cross_entropy import (
     linear_cross_entropy_backward,
     loss_workspace_bytes,
 )
-from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward, rms_norm_operand
+from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import swiglu_backward, swiglu_backward_with_maxima, swiglu_operand
-from rptrain.models.layers.attention import AttentionBlock, times, times_
+from rptrain.models.layers.attention import AttentionBlock, times_
 from rptrain.models.layers.block import product_gradient
 from rptrain.models.spec import Grads, Param, Params
 from rptrain.schedule.costs import Work, scaled
@@ -29,32 +29,44 @@ from rptrain.schedule.costs import Work, scaled
 
 class MLPSaved(NamedTuple):
     x: Tensor  # [T, D]
-    rstd: Tensor  # [T]
+    rstd: Tensor | None  # [T], with the norm before
     normed: Operand  # [T, D]
     gate_up: Tensor  # [T, 2I]; backward computes its SwiGLU again
+    product: Tensor | None  # [T, D], with the norm after
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block(AttentionBlock):
-    """A decoder block whose MLP is SwiGLU. Its parameters: post_norm [D], gate_up [2I, D], down [D, I]."""
+    """A decoder block whose MLP is SwiGLU.
+
+    Its parameters: gate_up [2I, D], down [D, I]; with `pre_norms` post_norm [D], with `post_norms` mlp_norm [D].
+    """
 
     def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> MLPSaved:
-        form = self.form(p, "gate_up")
-        h_TD, normed, rstd = rms_norm_operand(product, x_TD, p["post_norm"], self.eps, form)
-        return MLPSaved(h_TD, rstd, self.kept(normed), self.product(p, "gate_up", normed, mb))
+        h_TD, normed, rstd = self.input_norm(p, "post_norm", product, x_TD, self.form(p, "gate_up"))
+        gate_up = self.product(p, "gate_up", normed, mb)
+        down = self._down(p, gate_up, mb) if self.post_norms else None
+        return MLPSaved(h_TD, rstd, self.kept(normed), gate_up, down)
+
+    def _down(self, p: Params, gate_up: Tensor, mb: MicroBatch | None) -> Tensor:
+        return self.product(p, "down", swiglu_operand(gate_up, self.form(p, "down")), mb)
 
     def mlp_output(self, p: Params, saved: MLPSaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
+        if saved.product is not None:
+            return self.output_norm(p, "mlp_norm", saved.product)[0].add_(saved.x)
         activation = swiglu_operand(saved.gate_up, self.form(p, "down"))
         return self.product_add(p, "down", activation, saved.x, mb, overwrite=overwrite)
 
     def mlp_backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        dproduct = times(dy_TD, self.output_scale)
+        output = None if saved.product is None else self.output_norm(p, "mlp_norm", saved.product)[1]
+        dproduct = self.output_norm_backward(p, g, "mlp_norm", dy_TD, output)
+        del output
         activation, passed = self.backward_input(p, "down", dproduct, mb)  # its gradient, until it is overwritten
         dgate_up, maxima, of_activation = self._swiglu_backward(p, g, saved, activation)
         self.backward_weights(p, g, "down", dproduct, passed, activation, mb, of_activation)
         del dproduct
         dnormed = self.product_backward(p, g, "gate_up", dgate_up, saved.normed, mb, maxima)
-        return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)
+        return self.input_norm_backward(p, g, "post_norm", dnormed, saved.x, saved.rstd, dy_TD)
 
     def _swiglu_backward(
         self, p: Params, g: Grads, saved: MLPSaved, dy: Tensor
@@ -83,8 +95,9 @@ class Block(AttentionBlock):
         )
 
     def mlp_kept(self, tokens: int, itemsize: int) -> int:
-        elements = self.hidden + 2 * self.intermediate
-        return tokens * (itemsize * elements + self.normed_bytes("gate_up", itemsize) + max(itemsize, 4))
+        elements = (2 if self.post_norms else 1) * self.hidden + 2 * self.intermediate
+        statistics = max(itemsize, 4) if self.pre_norms else 0
+        return tokens * (itemsize * elements + self.normed_bytes("gate_up", itemsize) + statistics)
 
     def mlp_workspace(self, itemsize: int) -> tuple[int, int]:
         # the activation, gradients on both sides of the norm; SwiGLU with the activation again, products, a norm

@@ -58,11 +58,13 @@ def read_shape(
     *,
     biases: bool = False,
     quantized: str | None = None,
+    ropes: Sequence[Mapping[str, Any]] | None = None,
 ) -> Shape:
     """The shape of a decoder, or a UserError that lists every problem.
 
     `head_size`: see `read_sizes`. `unsupported`: problems that the caller found. `biases`: whether attention has them.
-    `quantized`: the `quant_method` of weights that can be read nevertheless.
+    `quantized`: the `quant_method` of weights that can be read nevertheless. `ropes`: the settings of several rotary
+    positions; None: those of the config.
     """
     found = list(unsupported or [])
     sizes = read_sizes(config, found, head_size)
@@ -78,11 +80,11 @@ def read_shape(
         quantized and isinstance(stored, Mapping) and stored.get("quant_method") == quantized
     ):
         found.append("quantization_config: the weights are quantized; use the 16-bit or 32-bit original")
-    settings = rope.parameters(config)
-    found += rope.problems(settings)
+    ropes = [rope.parameters(config)] if ropes is None else ropes
+    found += dict.fromkeys(problem for settings in ropes for problem in rope.problems(settings))
     if found:
         raise UserError("config.json describes a model that cannot be trained here:\n- " + "\n- ".join(found))
-    return Shape(**asdict(sizes), rotaries=(rope.rotary(settings, sizes.head_size),))
+    return Shape(**asdict(sizes), rotaries=tuple(rope.rotary(settings, sizes.head_size) for settings in ropes))
 
 
 def read_sizes(config: Mapping[str, Any], found: list[str], head_size: int | None = None) -> Sizes:

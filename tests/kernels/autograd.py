@@ -191,7 +191,10 @@ class QKNormRope(torch.autograd.Function):
         k_weight: Tensor | None = None,
         eps: float = 0.0,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        norm = None if q_weight is None or k_weight is None else QKNorm(q_weight, k_weight, eps)
+        norm = None
+        if q_weight is not None and k_weight is not None:
+            norm = QKNorm(q_weight, k_weight, eps, len(q_weight) > size)
+        ctx.whole = norm is not None and norm.whole
         q, k, v, rstd = qk_norm_rope(qkv.clone(), Rotation(cos, sin), kv_heads, size, norm)
         ctx.eps = eps
         ctx.save_for_backward(qkv, cos, sin, q_weight, k_weight, rstd)
@@ -203,7 +206,7 @@ class QKNormRope(torch.autograd.Function):
         qkv, cos, sin, q_weight, k_weight, rstd = ctx.saved_tensors
         if rstd is None:
             return qk_norm_rope_backward(dq, dk, dv, qkv.clone(), Rotation(cos, sin)), *(None,) * 7
-        norm = QKNorm(q_weight, k_weight, ctx.eps)
+        norm = QKNorm(q_weight, k_weight, ctx.eps, ctx.whole)
         grads = torch.zeros_like(q_weight, dtype=rstd.dtype), torch.zeros_like(k_weight, dtype=rstd.dtype)
         dqkv = qk_norm_rope_backward(dq, dk, dv, qkv.clone(), Rotation(cos, sin), norm, rstd, grads)
         return dqkv, None, None, None, None, *(grad.to(q_weight.dtype) for grad in grads), None

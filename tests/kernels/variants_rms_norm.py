@@ -9,22 +9,23 @@ def split(options: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     return options, {"num_warps": options.pop("num_warps")}
 
 
-def forward(size: int, kind: str, add: bool, plain: bool = True, codes: bool = False) -> Variant:
+def forward(size: int, kind: str, add: bool, plain: bool = True, codes: bool = False, stride: int = 0) -> Variant:
     constants, options = split(rms_norm._row(size))
     signature = dict.fromkeys(("x", "residual", "total", "weight", "y"), f"*{kind}") | {"rstd": "*fp32", "eps": "fp32"}
-    constants |= {"ADD": add, "PLAIN": plain, "CODES": codes}
+    constants |= {"ADD": add, "PLAIN": plain, "CODES": codes, "X_STRIDE": stride or size, "Y_STRIDE": stride or size}
     if not codes:
         return Variant(rms_norm._forward, signature, constants | {"codes": None, "scales": None}, options)
     signature |= {"codes": "*fp8e4nv", "scales": "*fp32"}
     return Variant(rms_norm._forward, signature, constants, options, FP8_CARDS)
 
 
-def backward(size: int, kind: str, residual: bool) -> Variant:
+def backward(size: int, kind: str, residual: bool, stride: int = 0) -> Variant:
     sizes = rms_norm._backward_sizes(size, 4 if kind == "fp32" else 2)
     constants, options = split(rms_norm._tile(size, sizes))
     signature = dict.fromkeys(("dy", "x", "weight", "dresidual", "dx"), f"*{kind}")
     signature |= {"rstd": "*fp32", "partials": "*fp32", "rows": "i32"}
-    return Variant(rms_norm._backward, signature, constants | {"RESIDUAL": residual}, options)
+    constants |= {"RESIDUAL": residual, "X_STRIDE": stride or size, "DY_STRIDE": stride or size}
+    return Variant(rms_norm._backward, signature, constants, options)
 
 
 def add_partials(size: int, count: int, programs: int) -> Variant:
@@ -42,6 +43,7 @@ VARIANTS = [
     forward(8192, "fp32", True, False, codes=True),
     *(backward(size, "bf16", True) for size in (1024, 8192)),
     *(backward(size, "fp32", True) for size in (1024, 2048, 4096)),
+    *(make(size, "bf16", False, stride=8192) for make in (forward, backward) for size in (6144, 1024)),
     add_partials(4096, 1, 264),
     add_partials(128, 2, 132),
 ]

@@ -18,9 +18,13 @@ MODELS = {  # H, K, C, norms: Qwen3-1.7B, Qwen2.5-7B, Qwen3-32B, Llama-3.1-8B, G
 }
 
 
-def forward(kind: str, heads: int, kv_heads: int, size: int, norm: bool, half_sums: bool = False) -> Variant:
+def forward(
+    kind: str, heads: int, kv_heads: int, size: int, norm: bool, half_sums: bool = False, rotated: float = 1.0
+) -> Variant:
+    """`rotated`: the share of the columns that are."""
     constants: dict[str, Any] = {"H": heads, "K": kv_heads, "NORM": norm, **rope._tile(heads, size)}
-    signature = dict.fromkeys(("qkv", "q", "k", "v", "q_weight", "k_weight"), f"*{kind}")
+    constants |= {"PAIRS": int(rotated * size) // 2} | dict.fromkeys(("ROW", "V_ROW"), (heads + 2 * kv_heads) * size)
+    signature = dict.fromkeys(("qk", "values", "q", "k", "v", "q_weight", "k_weight"), f"*{kind}")
     signature |= dict.fromkeys(("cos", "sin", "rstd"), "*fp32")
     if half_sums:
         signature |= dict.fromkeys(("q", "k", "v"), "*fp16") | {"scales": "*fp32"}
@@ -30,10 +34,13 @@ def forward(kind: str, heads: int, kv_heads: int, size: int, norm: bool, half_su
     return Variant(rope._forward, signature, constants, {"num_warps": constants.pop("num_warps")})
 
 
-def backward(kind: str, heads: int, kv_heads: int, size: int, norm: bool, strided: bool = False) -> Variant:
+def backward(
+    kind: str, heads: int, kv_heads: int, size: int, norm: bool, strided: bool = False, rotated: float = 1.0
+) -> Variant:
     """Of contiguous gradients, which are read 8 or 16 bytes at a time, or of `strided` ones."""
     sizes, _ = rope._backward_sizes(heads, kv_heads, size, norm)
     constants = {"H": heads, "K": kv_heads, "NORM": norm, **sizes}
+    constants |= {"PAIRS": int(rotated * size) // 2, "ROW": (heads + 2 * kv_heads) * size}
     options = {name: constants.pop(name) for name in ("num_warps", "maxnreg")}
     signature = dict.fromkeys(("dq", "dk", "dv", "qkv", "q_weight", "k_weight"), f"*{kind}")
     signature |= dict.fromkeys(("cos", "sin", "rstd", "partials"), "*fp32")
@@ -58,4 +65,5 @@ VARIANTS = [
     *(make(kind, *MODELS["qwen3-1.7b"]) for make in (forward, backward) for kind in ("fp16", "fp32")),
     *(backward("fp32", *MODELS[name]) for name in ("small", "medium", "larger")),
     backward("bf16", *MODELS["qwen3-1.7b"], strided=True),
+    *(make("bf16", *MODELS["qwen3-32b"], rotated=share) for make in (forward, backward) for share in (0.5, 0.0)),
 ]

@@ -72,6 +72,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "smollm3-biases": {"model_type": "smollm3", "no_rope_layers": [1, 1], "attention_bias": True},
+    "olmo3": {"model_type": "olmo3", "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmo3-yarn": {
+        "model_type": "olmo3",
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_scaling": YARN,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
     "mistral": {"model_type": "mistral", "head_dim": 10, "sliding_window": 4},
     "mistral-no-window": {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": True},
     "qwen2": {"model_type": "qwen2"},
@@ -103,6 +112,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 SETTINGS: dict[str, dict[str, Any]] = {  # that `fresh` adds
     "MistralForCausalLM": {"sliding_window": 4},
     "Qwen2ForCausalLM": WINDOWS,
+    "Olmo3ForCausalLM": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
     "GraniteForCausalLM": {
         "attention_multiplier": 0.3,
         "embedding_multiplier": 1.5,

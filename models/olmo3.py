@@ -1,0 +1,54 @@
+"""OLMo 3: norms behind attention and MLP, norms over all queries and all keys of a token, windows in most layers.
+
+Layers with a window and layers without one may have rotary positions of their own.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rptrain.models.layers import rope
+from rptrain.models.llama import decoder
+from rptrain.models.spec import ModelSpec
+from rptrain.models.weights.hf_config import KINDS, read_flag, read_number, read_shape, read_windows
+
+ARCHITECTURE = "Olmo3ForCausalLM"
+DEFAULTS = {"rms_norm_eps": 1e-5, "sliding_window": 4096}  # for missing keys of config.json
+THETA = 500_000.0
+
+
+def build(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
+    filled = {**DEFAULTS, **config}
+    found: list[str] = []
+    layers = read_number(filled, "num_hidden_layers", [])  # `read_shape` reports the problem
+    window = read_number(filled, "sliding_window", found)
+    windows = read_windows(filled, window, [(index + 1) % 4 != 0 for index in range(layers)], found)
+    biases = read_flag(filled, "attention_bias", found)
+    ropes = [_rope(filled, kind) for kind in KINDS]
+    shape = read_shape(filled, unsupported=found, biases=biases, ropes=ropes)
+    return decoder(
+        ARCHITECTURE,
+        config,
+        shape,
+        windows,
+        [KINDS.index("full_attention" if window is None else "sliding_attention") for window in windows],
+        pre_norms=False,
+        post_norms=True,
+        qk_norm=True,
+        whole_qk_norm=True,
+        qkv_bias=biases,
+        o_bias=biases,
+    )
+
+
+def _rope(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The rotary settings of a kind of layers; `rope_scaling` and `rope_theta` are those of full attention alone."""
+    by_kind = config.get("rope_parameters")
+    stored = by_kind.get(kind) if isinstance(by_kind, Mapping) else None
+    settings: dict[str, Any] = dict(stored) if isinstance(stored, Mapping) else {"rope_type": "default"}
+    if kind == "full_attention":
+        scaling = config.get("rope_scaling")
+        settings |= scaling if isinstance(scaling, Mapping) else {}
+        settings.setdefault("rope_theta", config.get("rope_theta", THETA))
+    settings.setdefault("rope_theta", THETA)
+    return rope.parameters({**config, "rope_scaling": None, "rope_parameters": settings})
