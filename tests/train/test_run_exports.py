@@ -48,6 +48,17 @@ QUESTIONS = ["Spell backwards: abc", "Sort the digits: 41", "Write in capitals: 
 MODELS = {
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
     "llama": {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False},
+    "granite": {
+        "architectures": ["GraniteForCausalLM"],
+        "tie_word_embeddings": True,
+        "attention_multiplier": 0.4,
+        "embedding_multiplier": 1.2,
+        "residual_multiplier": 0.8,
+        "logits_scaling": 0.8,
+    },
+    "smollm3": {"architectures": ["SmolLM3ForCausalLM"], "tie_word_embeddings": True, "no_rope_layer_interval": 2},
+    "seed_oss": {"architectures": ["SeedOssForCausalLM"], "tie_word_embeddings": False, "attention_bias": True},
+    "olmo3": {"architectures": ["Olmo3ForCausalLM"], "tie_word_embeddings": False, "sliding_window": 4},
     "mistral": {"architectures": ["MistralForCausalLM"], "tie_word_embeddings": False, "sliding_window": 4},
     "qwen2": {
         "architectures": ["Qwen2ForCausalLM"],
