@@ -70,23 +70,23 @@ CLOCK = Clock()
 class Counted(Block):
     """A block that takes 1 forward and 10 backward on the clock."""
 
-    scale = 1
+    slowness = 1
 
     def forward(self, *arguments):
-        CLOCK.now += self.scale
+        CLOCK.now += self.slowness
         return super().forward(*arguments)
 
     def forward_saved(self, *arguments):
-        CLOCK.now += self.scale
+        CLOCK.now += self.slowness
         return super().forward_saved(*arguments)
 
     def backward(self, *arguments):
-        CLOCK.now += 10 * self.scale
+        CLOCK.now += 10 * self.slowness
         return super().backward(*arguments)
 
 
 class Slow(Counted):
-    scale = 3
+    slowness = 3
 
 
 class CountedHead(Head):
