@@ -80,3 +80,56 @@ async def test_the_help_line_is_about_what_has_the_focus(make: Made):
         await until(pilot, lambda: "train.num_epochs: " in screen_text(app))
         await focus(pilot, "#plan")
         await until(pilot, lambda: "The plan of these settings" in screen_text(app))
+
+
+@driven
+async def test_typing_replaces_what_got_the_focus_and_inserts_at_a_chosen_cursor(make: Made):
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        steps = app.screen.query_one("#train-max_steps", Input)
+        assert steps.value == "1500"
+        await focus(pilot, "#train-num_epochs")
+        await press_until(pilot, "down", lambda: app.focused is steps)
+        await pilot.press(*"40")
+        await until(pilot, lambda: steps.value == "40")
+        for key in ("up", "down"):
+            await pilot.press(key)
+        await pilot.press("home", "1")
+        await until(pilot, lambda: steps.value == "140")
+        await focus(pilot, "#train-num_epochs")
+        await pilot.click(steps, offset=(2, 0))
+        await until(pilot, lambda: app.focused is steps)
+        await pilot.press("9")
+        await until(pilot, lambda: steps.value == "1490")
+
+
+@pytest.mark.parametrize("keys", [("f1", "escape"), ("f4", "f2"), ("f5", "escape"), ("ctrl+p", "escape")])
+@driven
+async def test_typing_replaces_the_value_after_another_screen_or_dialog(make: Made, keys: tuple[str, str]):
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        new, steps = app.screen, await focus(pilot, "#train-max_steps")
+        assert isinstance(steps, Input)
+        await press_until(pilot, "end", lambda: steps.selection.is_empty)
+        await press_until(pilot, keys[0], lambda: app.screen is not new)
+        await settled(pilot)
+        await press_until(pilot, keys[1], lambda: app.screen is new)
+        await pilot.press(*"7")
+        await until(pilot, lambda: steps.value == "7")
+
+
+@driven
+async def test_typing_replaces_what_was_chosen_from_a_list(make: Made):
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        new, model = app.screen, await focus(pilot, "#model-path")
+        assert isinstance(model, Input)
+        await press_until(pilot, "enter", lambda: app.screen is not new)
+        await until(pilot, lambda: "llama-3.1-8b" in screen_text(app))
+        await pilot.press(*"llama", "enter")
+        await until(pilot, lambda: app.screen is new and model.value == "llama-3.1-8b")
+        await pilot.press(*"my model")  # a space at the end of what is typed so far stays
+        await until(pilot, lambda: model.value == "my model")

@@ -308,7 +308,6 @@ class NewRun(Screen[None]):
         await self._fill()
         self._changed()
         await self.correct(f"data.train.{train_set}.path")
-        self.query_one(Form).cursor_to_end()
 
     # ---- actions
 
@@ -390,6 +389,7 @@ class NewRun(Screen[None]):
     # ---- leaving and coming back
 
     def on_screen_suspend(self) -> None:
+        self.query_one(Form).select_focused()  # as any value that gets the focus
         if is_left(self):
             self._left = True
             self._call_off()

@@ -1,4 +1,4 @@
-"""An input whose value, which may come from a file or a paste, cannot send control characters to the terminal."""
+"""An input for values that may come from a file or a paste."""
 
 from rich.segment import Segment
 from textual.strip import Strip
@@ -8,7 +8,15 @@ from rptrain.utils.text import one_line
 
 
 class Entry(Input):
-    """An input that keeps its value, but draws control pictures in place of control characters."""
+    """An input that keeps its value, but draws control pictures in place of control characters.
+
+    What gets the focus, or another value, is selected: typing replaces it.
+    """
+
+    def put(self, value: str) -> None:
+        """Sets a value that was not typed."""
+        self.value = value
+        self.select_all()
 
     def render_line(self, y: int) -> Strip:
         strip = super().render_line(y)

@@ -61,9 +61,21 @@ class Row(Vertical):
         yield self._below
 
     def write(self, shown: str) -> None:
-        self.told = shown
-        if self.editor is not None and self.editor.value != shown:
+        """Shows a value; leaves spaces around it as they were typed."""
+        if self.editor is not None and shown not in (self.editor.value, self.editor.value.strip()):
+            self.put(shown)
+        self.told = shown if self.editor is None else self.editor.value
+
+    def put(self, shown: str) -> None:
+        if isinstance(self.editor, Entry):
+            self.editor.put(shown)
+        elif self.editor is not None:
             self.editor.value = shown
+
+    def select(self) -> None:
+        """Selects the value, so that typing replaces it."""
+        if isinstance(self.editor, Entry):
+            self.editor.select_all()
 
     def mark(self, reason: str) -> None:
         """Shows why the value is invalid; an empty reason removes the mark."""
@@ -179,8 +191,8 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
     def enter(self, field: Field, value: str) -> None:
         """Sets a value as if the user had typed it."""
         for row in self.query(Row):
-            if row.field == field and row.editor is not None:
-                row.editor.value = value
+            if row.field == field:
+                row.put(value)
 
     def mark(self, reasons: Mapping[str, str]) -> None:
         """Marks the settings with an invalid value: the reasons, by key."""
@@ -210,11 +222,10 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
         row = self._focused()
         return row.field if row else None
 
-    def cursor_to_end(self) -> None:
-        """Moves the cursor behind the focused value, which is selected by the focus."""
-        row = self._focused()
-        if row is not None and isinstance(row.editor, Entry):
-            row.editor.call_later(row.editor.action_end)  # after the message about the focus
+    def select_focused(self) -> None:
+        """Selects the value with the focus, so that typing replaces it."""
+        if (row := self._focused()) is not None:
+            row.select()
 
     def action_move(self, by: int) -> None:
         rows, row = self._displayed(), self._focused()
@@ -242,6 +253,7 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
     def _focus(self, row: Row) -> None:
         if row.editor is not None:
             self.screen.set_focus(row.editor, scroll_visible=False)  # at once: keys may come in a burst
+            row.select()  # also if it has the focus already
 
     def _show_focus(self) -> None:
         """Scrolls to the focused setting, and to the title of its group if there is room."""
