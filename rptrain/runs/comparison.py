@@ -1,5 +1,6 @@
 """Runs side by side: curves of a metric, their results, and the settings that differ."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -72,17 +73,19 @@ def _places(view: RunView, axis: Axis) -> Sequence[float]:
 
 
 def results(views: Sequence[RunView]) -> list[Row]:
-    """The state, steps, losses, scores and speed of each run; the best one of those that can be ranked."""
+    """The state, steps, losses, scores and speed of each run; the best loss and scores. The highest speed is not marked
+    as best: it depends on the settings.
+    """
     rows = [
         Row("state", tuple(view.state for view in views)),
         Row("steps", tuple(f"{view.step:,}" for view in views)),
-        Row("training time", tuple(_time(view) for view in views)),
+        Row("training time", tuple(format_duration(view.seconds(time.time())) for view in views)),
         Row(f"mean of last {LAST} losses", tuple(format_loss(_final_loss(view)) for view in views)),
         _lowest_losses(views),
     ]
     names = dict.fromkeys(score.name for view in views for score in view.scores if score.name != VALIDATION_LOSS)
     rows += [_ranked(name, [_newest(view, name) for view in views], format_score, max) for name in names]
-    rows.append(_ranked("tokens/s", [view.tokens_per_second for view in views], format_speed, max))
+    rows.append(Row("tokens/s", tuple(format_speed(view.tokens_per_second) for view in views)))
     return [row for row in rows if set(row.values) != {DASH}]
 
 
@@ -172,11 +175,6 @@ def _ranked(name: str, values: Sequence[float | None], form: Any, best: Any) -> 
     return Row(name, tuple(map(form, values)), None if first is None else values.index(first))
 
 
-def _time(view: RunView) -> str:
-    places = _places(view, "time")
-    return format_duration(places[-1]) if len(places) else DASH
-
-
 def _final_loss(view: RunView) -> float | None:
     losses = [loss for loss in view.steps.column("loss")[-LAST:] if loss == loss]
     return fmean(losses) if losses else None
@@ -184,15 +182,10 @@ def _final_loss(view: RunView) -> float | None:
 
 def _lowest_losses(views: Sequence[RunView]) -> Row:
     """With their steps: of runs of different lengths, the best is often the longest."""
-    lowest = [min(_losses(view), default=(None, 0)) for view in views]
-    row = _ranked("lowest validation loss", [loss for loss, _ in lowest], format_loss, min)
-    steps = ("" if loss is None else f" at {step:,}" for loss, step in lowest)
+    lowest = [view.best for view in views]
+    row = _ranked("lowest validation loss", [best and best.score for best in lowest], format_loss, min)
+    steps = ("" if best is None else f" at {best.step:,}" for best in lowest)
     return replace(row, values=tuple(value + step for value, step in zip(row.values, steps, strict=True)))
-
-
-def _losses(view: RunView) -> Iterator[tuple[float, int]]:
-    """The validation losses, with their steps."""
-    return ((one.score, one.step) for one in view.scores if one.name == VALIDATION_LOSS and one.score is not None)
 
 
 def _newest(view: RunView, name: str) -> float | None:

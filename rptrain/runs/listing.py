@@ -34,6 +34,8 @@ class Summary:
     total_steps: int | None
     loss: float | None  # the latest
     validation_loss: float | None  # the latest
+    best_loss: float | None  # the lowest validation loss
+    best_step: int | None  # and its step
     tokens_per_second: float | None  # as that of a RunView
     began: float | None  # Unix seconds
     seconds: float | None  # in which processes trained it
@@ -91,6 +93,8 @@ def summarize(view: RunView) -> Summary:
         total_steps=view.total_steps,
         loss=view.loss,
         validation_loss=view.validation_loss,
+        best_loss=None if view.best is None else view.best.score,
+        best_step=None if view.best is None else view.best.step,
         tokens_per_second=view.tokens_per_second,
         began=view.began,
         seconds=view.seconds(time.time()),
@@ -179,8 +183,10 @@ def show(runs: Iterable[Summary], console: "Console") -> None:
         "step": [f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step) for run in runs],
         "loss": ["" if run.loss is None else format_loss(run.loss) for run in runs],
     }
-    if any(run.validation_loss is not None for run in runs):
-        columns["validation"] = ["" if (loss := run.validation_loss) is None else format_loss(loss) for run in runs]
+    if any(run.best_loss is not None for run in runs):
+        columns["best validation"] = [
+            "" if run.best_loss is None else f"{format_loss(run.best_loss)} at {run.best_step}" for run in runs
+        ]
     columns |= {
         "tokens/s": ["" if (speed := run.tokens_per_second) is None else format_speed(speed) for run in runs],
         "began": ["" if run.began is None else f"{datetime.fromtimestamp(run.began):%Y-%m-%d %H:%M}" for run in runs],

@@ -40,7 +40,15 @@ class ProcessId:
     @property
     def rebooted(self) -> bool:
         """Whether the machine was restarted since. Meaningful only on its own machine."""
-        return self.birth.partition("/")[0] != _boot_id()
+        return self._boot != _boot_id()
+
+    def rebooted_before(self, later: Self) -> bool:
+        """Whether its machine was restarted before a later process began on it."""
+        return later.host == self.host and later._boot != self._boot
+
+    @property
+    def _boot(self) -> str:
+        return self.birth.partition("/")[0]
 
 
 def other_folders(run: Path) -> dict[int, Path]:

@@ -17,10 +17,11 @@ LANES_SHARE = 4  # `large` is that many times the bytes of lanes.jsonl that are 
 BATCH = 500  # lines parsed at a time
 LONGEST = 1 << 20  # bytes of a line: longer ones are skipped, no record in a view is that long
 _UNREAD = b'"event":"slots"'  # in long records that a view does not use
-_MARKS = (
-    b'"run_started"',  # in the first record of a process; the next ones describe the process and its plan
+_MARKS = (b'"run_started"',)  # in the first record of a process; the next ones describe it and its plan
+_KEPT = (
+    *(f'"{name}"'.encode() for name in ("run_started", "resumed", "stopped", "finished", "failed")),
     f'"name":"{VALIDATION_LOSS}"'.encode(),
-)
+)  # in records that are read of a file of any length
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class _Files:
     """The files of a process."""
 
     def __init__(self, folder: Path, large: int) -> None:
-        self._events = Tail(folder / "events.jsonl", large, _MARKS)
+        self._events = Tail(folder / "events.jsonl", large, _MARKS, _KEPT)
         self._lanes = Tail(folder / FILE, min(large // LANES_SHARE, LANES))
 
     @property

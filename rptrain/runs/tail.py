@@ -1,7 +1,9 @@
 """New complete lines of a file that another process appends to; a sample of the lines of a very large file."""
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 
@@ -12,8 +14,9 @@ from rptrain.utils.paths import inside
 LARGE = 32 << 20  # bytes that are read in full: more than 100,000 steps write
 PIECE = 4096  # bytes of each sample from the middle of a larger file
 BLOCK = 1 << 20  # bytes searched at a time
-MARKED = 256 << 20  # bytes at the end that are searched for a mark: about a million steps write them
+MARKED = 256 << 20  # bytes at the end that are searched for marks: about a million steps write them
 BEHIND = 64 << 10  # bytes read from the last mark on
+KEPT = 10_000  # lines with a text that are always read, the newest ones
 
 
 class Tail:
@@ -22,12 +25,14 @@ class Tail:
 
     If more than `large` bytes are new, about `large / 4` of them are read: half of these at the end, an eighth at the
     beginning, and pieces spread evenly over the middle. If one of `marks` occurs in the middle, what follows the last
-    line with it is read too, if that line begins in the last MARKED bytes. `skipped` counts the bytes that were not
-    read.
+    line with it is read too, if that line begins in the last MARKED bytes. Of the lines with one of the texts `kept` in
+    these bytes, the newest KEPT are all read. `skipped` counts the bytes that were not read.
     """
 
-    def __init__(self, path: Path | str, large: int = LARGE, marks: Sequence[bytes] = ()) -> None:
-        self._path, self._large, self._marks = Path(path), large, marks
+    def __init__(
+        self, path: Path | str, large: int = LARGE, marks: Sequence[bytes] = (), kept: Sequence[bytes] = ()
+    ) -> None:
+        self._path, self._large, self._marks, self._kept = Path(path), large, marks, kept
         self._inode, self._offset, self._end = 0, 0, 0
         self.skipped = 0
 
@@ -56,6 +61,8 @@ class Tail:
         middle = pieces[0][1], pieces[-1][0]
         found_marks = (_last(file, mark, *middle) for mark in self._marks)
         pieces += [(marked, min(marked + BEHIND, end)) for marked in found_marks if marked is not None]
+        if self._kept:
+            pieces += _lines_with(file, re.compile(b"|".join(map(re.escape, self._kept))), *middle)
         lines, stop, seen = list[bytes](), start, 0
         for first, last in _joined(pieces):
             if first > start:  # may be in the middle of a line
@@ -113,6 +120,23 @@ def _last(file: BufferedReader, mark: bytes, start: int, end: int) -> int | None
             return before + file.read(first + place - before).rfind(b"\n") + 1
         end = first
     return None
+
+
+def _lines_with(file: BufferedReader, text: re.Pattern[bytes], start: int, end: int) -> Iterable[tuple[int, int]]:
+    """The ranges of the newest KEPT lines with a text, of MARKED bytes before `end`."""
+    found = deque[tuple[int, int]](maxlen=KEPT)
+    start = max(start, end - MARKED)
+    while start < end:
+        file.seek(start)
+        block = file.read(BLOCK) + file.readline(BLOCK)
+        first = last = 0
+        for match in text.finditer(block):
+            if match.start() >= last:
+                first = block.rfind(b"\n", last, match.start()) + 1 or last
+                last = block.find(b"\n", match.end()) + 1 or len(block)
+                found.append((start + first, start + last))
+        start += len(block)
+    return found
 
 
 def _pieces(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:

@@ -22,13 +22,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from rptrain.runs.events import EVENTS, VALIDATION_LOSS, Event, Progress, Severity, from_fields
+from rptrain.runs.events import EVENTS, VALIDATION_LOSS, Evaluation, Event, Finished, Progress, Severity, from_fields
 from rptrain.runs.lanes import OptimizerState, Snapshot, StepNumbers
+from rptrain.runs.loss_change import LossChange, loss_change
+from rptrain.runs.pace import REPORTS, Pace
 from rptrain.runs.process import FOLDER, ProcessId
 from rptrain.runs.reader import RECENT, News, Reader
 from rptrain.runs.records import known_fields, time_of, validator
 from rptrain.runs.series import Steps
-from rptrain.runs.shown import Checkpoint, LaneView, LogLine, MemoryUse, Score
+from rptrain.runs.shown import Checkpoint, Death, LaneView, LogLine, MemoryUse, Score, lane_views, lowest
 from rptrain.runs.tail import LARGE
 from rptrain.runs.timeline import Schedule, StepTimeline
 from rptrain.runs.usage import Usage
@@ -42,8 +44,6 @@ KEPT_LINES = 1000  # lines of the log
 WINDOW = 5.0  # seconds over which rates of devices are averaged
 SILENT = 60.0  # seconds without a record after which a trainer on another machine counts as dead
 SPREAD = 30.0  # seconds by which the starts of a run's processes, and the clocks of their machines, may differ
-PACE = 50  # reported steps over which the pace is averaged
-SHORTEST = 0.5  # seconds from which a pace is known: two short steps may end together
 SAID = 2000  # characters of a message that the log keeps
 
 
@@ -65,7 +65,8 @@ class RunView:
     devices computed in a recent step; None until it is known. `step_ended`: Unix time of the record of the last step.
     `floor_step`: the roofline time of a step: seconds of its arithmetic alone, with everything recomputed.
     `process_count`: the number of processes that train the run together, according to the newest one.
-    `checkpoints`, `scores`, `samples`, `log`: oldest first. `samples` have `step`, `prompt` and `text`.
+    `checkpoints`, `scores`, `samples`, `log`: oldest first. `samples` have `step`, `prompt` and `text`. `best`: the
+    score with the lowest validation loss.
     `recent`: the last snapshots, oldest first.
     """
 
@@ -94,6 +95,7 @@ class RunView:
         self.loss_scale: float | None = None
         self.checkpoints: list[Checkpoint] = []
         self.scores: list[Score] = []
+        self.best: Score | None = None
         self.samples: list[Mapping[str, Any]] = []
         self.log: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self.recent: deque[Snapshot] = deque(maxlen=RECENT)
@@ -102,9 +104,11 @@ class RunView:
         self.last_event: float | None = None
         self._latest: StepNumbers | None = None  # from snapshots
         self._first_step = 0.0  # the newest process started after this step
+        self._pace = Pace()
         self._earlier = 0.0  # seconds of the processes before it
         self._starts: list[tuple[float, float]] = []  # of each process: its start, and the seconds of those before it
         self._ended: State | None = None
+        self._death: Death | None = None  # of the process before the newest one
         self._failed: tuple[float, str] | None = None  # time and message
         self._told: State = "new"  # according to events
         if not empty:
@@ -158,6 +162,8 @@ class RunView:
     def _take(self, name: str, known: Mapping[str, Any]) -> None:
         if name == "run_started":
             self._earlier = known["trained"] if known.get("trained") is not None else self.trained
+            died = self._told != "new" and self._ended is None
+            self._death = Death(self.process, self.step, self.last_seen) if died else None
         self.last_event = known["time"]
         if (take := getattr(self, f"_on_{name}", None)) is not None:
             take(known)
@@ -170,6 +176,7 @@ class RunView:
             self.recent.append(snapshot)
             if snapshot.last is not None:
                 self._latest, self.step_ended = snapshot.last, snapshot.time
+                self._pace.completed(snapshot.last.step, snapshot.time)
             if snapshot.timeline is not None and snapshot.time >= self._planned_at:
                 self.timeline = snapshot.timeline
 
@@ -220,11 +227,13 @@ class RunView:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the last steps or, if the run has ended, the median of the last PACE reports; None if unknown."""
+        """Of the last steps of this process or, if the run has ended, the median of the last reports; None if
+        unknown.
+        """
         latest = self.latest
-        if not self.ended and latest is not None and latest.tokens_per_second is not None:
-            return latest.tokens_per_second
-        speeds = [speed for speed in self.steps.column("tokens_per_second")[-PACE:] if not isnan(speed)]
+        if not self.ended:
+            return None if latest is None or latest.step <= self._first_step else latest.tokens_per_second
+        speeds = [speed for speed in self.steps.column("tokens_per_second")[-REPORTS:] if not isnan(speed)]
         return median(speeds) if speeds else None
 
     @property
@@ -239,6 +248,11 @@ class RunView:
         """The newest one that is finite; None if there is none."""
         losses = (score.score for score in reversed(self.scores) if score.name == VALIDATION_LOSS)
         return next((loss for loss in losses if loss is not None), None)
+
+    @property
+    def loss_change(self) -> LossChange | None:
+        """How the training loss changed so far; None for less than two losses."""
+        return loss_change(self.steps.column("loss"))
 
     @property
     def last_seen(self) -> float | None:
@@ -273,15 +287,8 @@ class RunView:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The average over the last PACE reports of the newest process; before its second report the duration of the
-        last step. None until either is known, and while these steps took less than SHORTEST seconds together.
-        """
-        steps, times = self.steps.column("step"), self.steps.column("time")
-        first = max(self.steps.since(self._first_step), len(steps) - PACE)
-        count, seconds = 1.0, None if self._latest is None else self._latest.seconds
-        if len(steps) - first >= 2:
-            count, seconds = steps[-1] - steps[first], times[-1] - times[first]
-        return seconds / count if seconds and seconds >= SHORTEST else None
+        """The pace of the newest process since its start or the last pause; None if unknown."""
+        return self._pace.seconds_per_step(self.steps, self._latest)
 
     @property
     def eta(self) -> float | None:
@@ -304,22 +311,16 @@ class RunView:
         if now is None or not now.lanes:
             return ()
         window = [shot for shot in self.recent if shot.time > now.time - WINDOW and len(shot.lanes) == len(now.lanes)]
-        seconds = max(sum(shot.seconds for shot in window), 1e-3)
-        limits = {place.name: place.limit for place in self.places}
-        found = []
-        for index, lane in enumerate(now.lanes):
-            part = [shot.lanes[index] for shot in window]
-            kinds = [kind for kind in ("F", "FB", "B") if any(kind in one.busy for one in part)]
-            busy = {kind: sum(one.busy.get(kind, 0.0) for one in part) / seconds for kind in kinds}
-            up, down = (sum(getattr(one, way) for one in part) / seconds for way in ("up", "down"))
-            found.append(LaneView(lane, busy, up, down, limits.get(lane.device)))
-        return tuple(found)
+        return lane_views(window, self.places)
 
     @property
     def bubble(self) -> float | None:
         """The average share of the last seconds in which the devices of all processes did not compute; None if
-        unknown.
+        unknown, and until the first step since the start or a pause ended so long ago.
         """
+        now = self.now
+        if now is None or self._told == "paused" or not self._pace.is_settled(now.time - WINDOW):
+            return None
         lanes = [lane for view in (self, *self.processes) for lane in view.lanes]
         return 1 - sum(lane.busy_share for lane in lanes) / len(lanes) if lanes else None
 
@@ -387,8 +388,17 @@ class RunView:
         return time.time() - (self.last_seen or 0.0) < SILENT
 
     def _say(self, event: Event) -> None:
-        if (sentence := event.sentence()) is not None:
-            self._add_line(event.time, sentence, event.severity)
+        sentence = event.sentence()
+        if sentence is None:
+            return
+        change = self.loss_change if isinstance(event, Finished) else None
+        if self.best is not None and self.best is self.scores[-1] and isinstance(event, Evaluation):
+            sentence += ", the best so far"
+        if change is not None:
+            sentence += f": {change}"
+        self._add_line(event.time, sentence, event.severity)
+        if change is not None and (hint := change.hint(self.step)) is not None:
+            self._add_line(event.time, hint, "warning")
 
     def _add_line(self, time: float, text: str, kind: Severity) -> None:
         self.log.append(LogLine(time, text if len(text) <= SAID else f"{text[:SAID]} …", kind))
@@ -399,7 +409,9 @@ class RunView:
         self.began = self.began or record["time"]
         self.taken_up = record["time"]
         self._starts.append((record["time"], self._earlier))
-        self._first_step, self._latest, self.step_ended = self._reported, None, None
+        self._latest = self.step_ended = None
+        self._first_step = self._reported
+        self._pace.restart(self._reported)
         self.process = None
         self._failed = self._ended = None
         self._told = "loading"
@@ -410,6 +422,8 @@ class RunView:
         self.process = ProcessId(record["host"], record["pid"], record["birth"])
         self.total_steps, self.staleness = record["total_steps"], record["staleness"]
         self.process_count, self.places = record["processes"], places
+        if self._death is not None and self.rank == 0:
+            self._add_line(record["time"], self._death.before(self.process), "warning")
 
     def _on_plan(self, record: Mapping[str, Any]) -> None:
         self.plan = record["lines"]
@@ -423,6 +437,7 @@ class RunView:
         self.steps.append(record)
         self._told = "training"
         self.skipped += record["skipped"]
+        self._pace.completed(record["step"], record["time"])
 
     def _on_progress(self, record: Mapping[str, Any]) -> None:
         self.usage.append(Progress(**record))
@@ -433,6 +448,7 @@ class RunView:
     def _on_evaluation(self, record: Mapping[str, Any]) -> None:
         score = Score(record["time"], record["step"], record["name"], record["score"], record.get("tasks", {}))
         self.scores.append(score)
+        self.best = lowest((*filter(None, [self.best]), score))
 
     def _on_sample(self, record: Mapping[str, Any]) -> None:
         self.samples.append({name: record[name] for name in ("step", "prompt", "text")})
@@ -444,8 +460,10 @@ class RunView:
         step = record["step"]
         self.steps.keep(step)
         self._latest = None
+        self._pace.restart(step)
         self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint.step <= step]
         self.scores = [score for score in self.scores if score.step <= step]
+        self.best = lowest(self.scores)
         self.samples = [sample for sample in self.samples if sample["step"] <= step]
         self._first_step = step
 
@@ -454,6 +472,7 @@ class RunView:
 
     def _on_continued(self, record: Mapping[str, Any]) -> None:
         self._told = "training"
+        self._pace.restart(record["step"])
 
     def _on_stopped(self, record: Mapping[str, Any]) -> None:
         self._ended = "stopped"

@@ -1,17 +1,21 @@
 """The display of training's progress: a bar on a terminal, lines elsewhere."""
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import BestLoaded, Event, Step
 from rptrain.runs.lanes import Phase
-from rptrain.runs.view import PACE, SHORTEST
+from rptrain.runs.pace import REPORTS, SHORTEST
+from rptrain.runs.view import RunView
 from rptrain.utils.console import TerminalBar
-from rptrain.utils.text import printable
+from rptrain.utils.text import counted, printable
 from rptrain.utils.units import format_duration, format_loss, format_rate
 
 
@@ -22,7 +26,7 @@ class ProgressDisplay(TerminalBar):
         self._console = console or Console()
         super().__init__(self._console, total_steps, shown=not quiet)
         self._total = total_steps
-        self._recent: deque[Step] = deque(maxlen=PACE)  # reported steps, over which the pace is measured
+        self._recent: deque[Step] = deque(maxlen=REPORTS)  # reported steps, over which the pace is measured
         self._done = 0
         self._phase: Phase = "training"
         self._quiet = quiet
@@ -41,13 +45,17 @@ class ProgressDisplay(TerminalBar):
 
     @contextmanager
     def doing(self, phase: Phase) -> Iterator[None]:
-        """Show this phase as long as the context lasts, unless it is training."""
+        """Show this phase as long as the context lasts, unless it is training. A pause does not count in the pace."""
         before, self._phase = self._phase, phase
         self._refresh()
         try:
             yield
         finally:
             self._phase = before
+            if phase == "paused" and self._recent:
+                last = self._recent.pop()
+                self._recent.clear()
+                self._recent.append(replace(last, time=time.time()))
             self._refresh()
 
     def _refresh(self) -> None:
@@ -76,6 +84,15 @@ def record(log: EventLog, progress: ProgressDisplay, event: Event) -> None:
     log.write(event)
     if (sentence := event.sentence()) and (event.severity != "info" or isinstance(event, BestLoaded)):
         progress.note(sentence)
+
+
+def closing_lines(run: Path) -> Iterator[str]:
+    """What to print at the end of a run that finished: how the loss changed, and what to try if it hardly fell."""
+    view = RunView(run)
+    if (change := view.loss_change) is not None:
+        yield f"finished after {counted(view.step, 'step')}: {change}"
+        if (hint := change.hint(view.step)) is not None:
+            yield hint
 
 
 def describe(recent: Sequence[Step], total_steps: int, done: int | None = None) -> str:

@@ -31,7 +31,7 @@ from rptrain.train.group import Group, ShareTimes
 from rptrain.train.job import Job
 from rptrain.train.lr import learning_rate
 from rptrain.train.nonfinite import RESTART_ADVICE, SkippedSteps
-from rptrain.train.progress import ProgressDisplay, record
+from rptrain.train.progress import ProgressDisplay, closing_lines, record
 from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile
 from rptrain.train.resume import restore
 from rptrain.train.save import Saver, checkpoint_meta
@@ -117,6 +117,8 @@ class Trainer:
         self._ask_questions(self._last)
         self._export()
         self._end.finished(self._last)
+        for line in closing_lines(self._run.path):
+            self._progress.note(line)
         self._progress.note(f"model: {self._run.model_path}")
 
     # ---- steps

@@ -10,7 +10,7 @@ from rich.console import Console
 from rptrain.runs import listing
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.listing import Listing, folder_bytes, summaries, training_beside
-from rptrain.runs.view import PACE
+from rptrain.runs.pace import REPORTS
 from rptrain.utils.errors import UserError
 
 from ..tui.recorded import make_run
@@ -51,10 +51,11 @@ def test_a_long_run_is_glanced_at(tmp_path, monkeypatch):
     first, second = (
         {"event": "evaluation", "time": 102.0 * n, "step": n, "name": "loss", "score": 4.0 / n} for n in (1, 2)
     )
+    best = second | {"step": 3, "score": 1.5}
     steps = [step(n) for n in range(1, 2000)]
     start = START | {"trained": 0.0, "time": 90.0}
     resumed = START | {"trained": 70.0, "time": steps[1500]["time"]}
-    middle = (*steps[:1203], second, *steps[1203:1500], resumed, process(), *steps[1500:])
+    middle = (*steps[:700], best, *steps[700:1203], second, *steps[1203:1500], resumed, process(), *steps[1500:])
     run = make(tmp_path, "long", start, process(), first, *middle, {"event": "stopped", "time": 5000.0, "step": 1999})
     events = run / "events.jsonl"
     events.write_text(events.read_text().replace('": ', '":'))  # as runs write them
@@ -62,11 +63,12 @@ def test_a_long_run_is_glanced_at(tmp_path, monkeypatch):
     (summary,) = summaries(tmp_path)
     assert (summary.step, summary.state, summary.began) == (1999, "stopped", 90.0)
     assert summary.validation_loss == 2.0, "the newest one, in the middle"
+    assert (summary.best_loss, summary.best_step) == (1.5, 3), "all of them are read"
     assert summary.seconds == 70.0 + 5000.0 - resumed["time"]
 
 
 def test_the_speed_is_a_median_that_one_slow_step_does_not_change(tmp_path):
-    speeds = [900.0, *([100.0] * PACE)]
+    speeds = [900.0, *([100.0] * REPORTS)]
     speeds[-1] = 3.0
     steps = ({**step(n), "tokens_per_second": speed} for n, speed in enumerate(speeds, 1))
     make(tmp_path, "run", START, *steps, {"event": "finished", "step": len(speeds), "time": 900.0})

@@ -55,6 +55,7 @@ def test_the_bubble_is_that_of_all_devices(tmp_path: Path):
     for rank, busy in enumerate((0.25, 0.125)):
         begin(tmp_path, rank, 2)
         write_lanes(folder_of(tmp_path, rank), snapshot(150.0, LaneRecord("cpu:0", "computing", busy={"F": busy})))
+    write(tmp_path, step(1))
     assert RunView(tmp_path).bubble == pytest.approx(0.25)
 
 

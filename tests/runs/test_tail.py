@@ -74,6 +74,26 @@ def test_a_mark_between_blocks_of_the_search(path):
         assert b"{MARK}" in Tail(path, large=8192, marks=(b"none", b"MARK")).read()
 
 
+def test_lines_with_a_text_are_all_read(path):
+    lines = [b"%07d" % number for number in range(400_000)]  # more than BLOCK
+    kept = [20_000, 131_070, 131_071, 131_072, 131_073, 262_143, 330_001]
+    for place in kept:
+        lines[place] = b"A KEEP:" if place % 2 else b"the OTHER, longer than the rest"
+    path.write_bytes(b"\n".join(lines) + b"\nhalf")
+    found = Tail(path, large=80_000, kept=(b"KEEP:", b"OTHER")).read()
+    assert [line for line in found if not line.isdigit()] == [lines[place] for place in kept]
+    assert found.index(lines[20_000]) < found.index(lines[131_071]) and len(found) < 5000
+    assert len(set(found)) == len(found) - 5, "the kept lines that are alike, and no other is read twice"
+
+
+def test_of_too_many_lines_with_a_text_the_newest_are_read(path, monkeypatch):
+    monkeypatch.setattr("rptrain.runs.tail.KEPT", 3)
+    lines = [b"%07d %s" % (number, b"KEEP" if number % 100 == 50 else b"") for number in range(20_000)]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    found = [line for line in Tail(path, large=0, kept=(b"KEEP",)).read() if b"KEEP" in line]
+    assert found == [b"0019750 KEEP", b"0019850 KEEP", b"0019950 KEEP"]
+
+
 def test_long_lines_are_read_once(path, monkeypatch):
     """A line that is longer than all pieces costs what the pieces hold; one without its end is not read again."""
     path.write_bytes(b"first\n" * 10_000 + b"\0" * 2_000_000 + b"\n" + b"last\n" * 10_000)

@@ -153,6 +153,59 @@ def test_two_steps_that_end_together_give_no_pace(tmp_path):
     assert view.seconds_per_step == 1.0
 
 
+def test_a_pause_is_not_part_of_the_pace(tmp_path):
+    write(tmp_path, START, process(), step(1), step(2), {"event": "paused", "time": 104.0, "step": 2})
+    write(tmp_path, {"event": "continued", "time": 904.0, "step": 2}, step(3) | {"time": 906.0})
+    view = RunView(tmp_path)
+    assert view.seconds_per_step is None and view.eta is None, "one report since the pause gives none"
+    write_lanes(tmp_path, replace(snapshot(907.0), last=StepNumbers(4, 1.0, 1e-4, None, 9.0, 2.5)))
+    view.refresh()
+    assert view.seconds_per_step == 2.5
+    write(tmp_path, step(5) | {"time": 910.0})
+    view.refresh()
+    assert (view.seconds_per_step, view.eta) == (2.0, 10.0)
+
+
+def test_numbers_of_the_process_before_are_not_those_of_the_new_one(tmp_path):
+    write(tmp_path, START, process(), step(1), step(2), step(3))
+    write(
+        tmp_path,
+        START | {"time": 300.0},
+        process(time=300.5),
+        {"event": "resumed", "time": 301.0, "step": 2, "path": "c"},
+    )
+    view = RunView(tmp_path)
+    assert (view.state, view.step, view.tokens_per_second) == ("loading", 2, None)
+    write(tmp_path, step(3) | {"time": 310.0})
+    view.refresh()
+    assert view.tokens_per_second == 320.0
+
+
+def test_idle_time_of_a_start_or_a_pause_is_no_bubble(tmp_path):
+    lane = LaneRecord("cpu:0", "computing", "F0-1", "F", busy={"F": 0.2})
+    write(tmp_path, START, process())
+    write_lanes(tmp_path, *(snapshot(101.0 + n / 4, lane) for n in range(20)))
+    view = RunView(tmp_path)
+    assert view.lanes and view.bubble is None, "no step is completed"
+    write(tmp_path, step(3))  # at 106.0
+    write_lanes(tmp_path, *(snapshot(106.0 + n / 4, lane) for n in range(20)))
+    view.refresh()
+    assert view.bubble is None
+    write_lanes(tmp_path, snapshot(111.0, lane))
+    view.refresh()
+    assert view.bubble == pytest.approx(0.2)
+    write(tmp_path, {"event": "paused", "time": 111.5, "step": 3})
+    view.refresh()
+    assert view.bubble is None
+    write(tmp_path, {"event": "continued", "time": 120.0, "step": 3}, step(4) | {"time": 121.0})
+    write_lanes(tmp_path, *(snapshot(121.0 + n / 4, lane) for n in range(20)))
+    view.refresh()
+    assert view.bubble is None
+    write_lanes(tmp_path, snapshot(126.0, lane))
+    view.refresh()
+    assert view.bubble == pytest.approx(0.2)
+
+
 def test_a_checkpoint_tells_the_last_step_of_a_stopped_run(tmp_path):
     write(tmp_path, START, process(), *(step(n) for n in range(1, 4)))
     write(tmp_path, {"event": "checkpoint_saved", "time": 104.0, "step": 5, "path": "c"})
@@ -225,6 +278,46 @@ def test_a_resumed_run_forgets_what_it_does_again(tmp_path):
     assert (view.began, view.taken_up) == (100.0, 200.0)
 
 
+def score(number: int, value: float | None) -> dict:
+    return {"event": "evaluation", "time": 100.0 + 2 * number, "step": number, "name": "loss", "score": value}
+
+
+def test_the_best_validation_loss_is_marked_and_that_of_void_steps_is_forgotten(tmp_path):
+    write(tmp_path, START, process(), score(1, None), score(2, 2.5), score(3, 2.75), score(4, 2.0), score(5, 2.0))
+    view = RunView(tmp_path)
+    assert view.best == view.scores[3] and view.validation_loss == 2.0
+    assert [line.text for line in view.log if "best" in line.text] == [
+        "step 2: validation loss 2.5000, the best so far",
+        "step 4: validation loss 2.0000, the best so far",
+    ]
+    write(tmp_path, START, process(), {"event": "resumed", "time": 200.0, "step": 3, "path": "c"})
+    assert view.refresh() and view.best == view.scores[1]
+
+
+def test_the_log_of_a_resumed_run_tells_of_a_death_before(tmp_path, monkeypatch):
+    monkeypatch.setattr("rptrain.runs.shown.format_moment", str)
+    earlier = ProcessId(OWN.host, 1, f"{OWN.birth.partition('/')[0]}/1")
+    again = {"event": "resumed", "time": 301.0, "step": 2, "path": "c"}
+    write(tmp_path, START, process(earlier), step(1), step(2), step(3))
+    write(tmp_path, START | {"time": 300.0}, process(ProcessId(OWN.host, 2, "other boot/1"), time=300.5), again)
+    write(tmp_path, START | {"time": 400.0}, process(time=400.5), again | {"time": 401.0})
+    write(tmp_path, {"event": "stopped", "time": 402.0, "step": 2}, START | {"time": 500.0}, process(time=500.5))
+    ends = [(line.time, line.text, line.kind) for line in RunView(tmp_path).log if "before ended" in line.text]
+    said = "the process before ended after step {} without a last record, last seen {}: the machine was restarted"
+    assert ends == [(300.5, said.format(3, 106.0), "warning"), (400.5, said.format(2, 301.0), "warning")]
+    write(tmp_path, START | {"time": 600.0}, process(ProcessId(OWN.host, 3, OWN.birth), time=600.5))
+    assert "perhaps killed (SIGKILL)" in RunView(tmp_path).log[-1].text
+
+
+def test_the_end_of_a_run_says_how_the_loss_changed(tmp_path):
+    losses = [4.0 - n / 1000 for n in range(60)]
+    write(tmp_path, START, process(), *(step(n, loss) for n, loss in enumerate(losses, 1)))
+    write(tmp_path, {"event": "finished", "time": 500.0, "step": 60})
+    finished, hint = list(RunView(tmp_path).log)[-2:]
+    assert finished.text == "finished after 60 steps: loss 3.9980 -> 3.9465 (-1.3%)"
+    assert "learning_rate" in hint.text and hint.kind == "warning"
+
+
 def test_a_run_whose_process_is_gone_is_dead(tmp_path):
     write(tmp_path, START, process(ProcessId(OWN.host, OWN.pid, OWN.birth + "0")), step(1))
     view = RunView(tmp_path)
@@ -255,7 +348,7 @@ def test_a_run_on_another_machine_lives_while_it_tells_something(tmp_path, age, 
 
 
 def test_lanes_are_averaged_over_the_last_seconds(tmp_path):
-    write(tmp_path, START, process())
+    write(tmp_path, START, process(), step(1))
     lane = LaneRecord("cpu:0", "computing", stage="F0-1", kind="F", busy={"F": 0.1, "B": 0.1}, up=50, down=25)
     write_lanes(tmp_path, *(snapshot(150 + n / 4, lane) for n in range(40)))
     view = RunView(tmp_path)

@@ -1,6 +1,7 @@
 """The display of training's progress, on a terminal and elsewhere."""
 
 import io
+import json
 import re
 import sys
 from dataclasses import replace
@@ -9,9 +10,11 @@ import pytest
 from rich.console import Console
 
 from rptrain.runs.events import Step
-from rptrain.runs.view import PACE
-from rptrain.train.progress import ProgressDisplay
+from rptrain.runs.pace import REPORTS
+from rptrain.train.progress import ProgressDisplay, closing_lines
 from rptrain.utils.units import format_duration
+
+from ..tui.recorded import make_run
 
 STEPS = [Step(n, 4.0 / n, 1e-3, 1.0, 8, 8, 1234.5, skipped=n == 3, time=10.0 * n) for n in (1, 2, 3)]
 
@@ -38,7 +41,7 @@ def test_plain_lines_where_there_is_no_terminal():
 def test_the_remaining_time_is_that_of_the_latest_pace():
     """The same as in the interface: of the last reports, and none while they took no time."""
     first = [replace(STEPS[0], step=n, time=n / 1000) for n in range(1, 5)]
-    later = [replace(STEPS[0], step=n, time=10.0 * n) for n in range(5, 5 + PACE)]
+    later = [replace(STEPS[0], step=n, time=10.0 * n) for n in range(5, 5 + REPORTS)]
     out = io.StringIO()
     with ProgressDisplay(100, console=Console(file=out, width=80, _environ={})) as shown:
         for step in (*first, *later):
@@ -112,6 +115,16 @@ def test_what_others_print_appears_above_the_bar(monkeypatch):
     shown_lines = lines(out)
     after = shown_lines[shown_lines.index("a warning") + 1 :]
     assert after and all(line.startswith("━") for line in after) and after[-1].endswith("step 2/3")
+
+
+def test_the_end_says_how_the_loss_changed_and_what_to_try(tmp_path):
+    run = make_run(tmp_path, steps=60, end="finished")
+    records = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    flat = [record | {"loss": 4.0} if record["event"] == "step" else record for record in records]
+    (run / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in flat))
+    finished, hint = closing_lines(run)
+    assert finished == "finished after 60 steps: loss 4.0000 -> 4.0000 (+0.0%)" and "learning rate" in hint
+    assert [*closing_lines(tmp_path)] == []
 
 
 def test_nothing_when_quiet():

@@ -60,6 +60,27 @@ async def test_a_run_that_goes_on(make: Made, tmp_path: Path):
 
 
 @driven
+async def test_the_best_validation_loss_is_in_the_head_the_log_and_the_list(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", steps=30)
+    with (run / "events.jsonl").open("a") as file:
+        for step, loss in ((10, 2.5), (20, 1.1335), (30, 1.25)):
+            score = {"event": "evaluation", "time": BEGAN + 101, "step": step, "name": "loss", "score": loss}
+            file.write(json.dumps(score) + "\n")
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        await opened(pilot)
+        assert "1.1335 best validation, step 20" in screen_text(pilot.app).splitlines()[2]
+        await press_until(pilot, "slash", lambda: pilot.app.focused is pilot.app.screen.query_one("#log-search"))
+        await pilot.press(*"best")
+        await until(pilot, lambda: "2 of 6 lines have" in screen_text(pilot.app))
+        assert "step 20: validation loss 1.1335, the best so far" in screen_text(pilot.app)
+        await pilot.press("escape", "escape")
+        await until(pilot, lambda: "best val." in screen_text(pilot.app))
+        assert "  1.1335 " in next(
+            line for line in screen_text(pilot.app).splitlines() if line.strip().startswith("llama")
+        )
+
+
+@driven
 async def test_what_the_trainer_writes_appears(make: Made, tmp_path: Path):
     run = make_run(tmp_path / "runs", steps=10)
     async with make(attach=run).run_test(size=(120, 36)) as pilot:
@@ -178,6 +199,10 @@ async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, 
         await pilot.press("r")
         await until(pilot, lambda: "the trainer is starting" in screen_text(app))
         await until(pilot, lambda: "… starting" in screen_text(app) and "stopped" not in screen_text(app))
+        await until(pilot, lambda: "is starting and resumes from step 400" in screen_text(app))
+        assert "took" not in screen_text(app) and "of peak speed" not in screen_text(app), (
+            "numbers of the process before"
+        )
         screen.action_resume()  # the key itself does nothing now
         await until(pilot, lambda: "is already starting" in notified(app))
         Path("go").touch()

@@ -1,6 +1,7 @@
 """Runs: the list, and what is done with a run of it."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,27 @@ async def test_runs_are_compared(make: Made, runs: Path):
         await until(pilot, lambda: plot.curves[1].xs[-1] == 50 * 131072 and "6.6 M" in screen_text(app))
         await pilot.press("space", "up", "up", "space")
         await until(pilot, lambda: not app.screen.query_one("#compared").display)
+
+
+@driven
+async def test_a_wide_screen_has_the_whole_table_alone_or_with_the_curves(make: Made, runs: Path):
+    """Of three runs the table takes more than the half, and each lowest validation loss has its mark in sight."""
+    for name, loss in (("now", 1.25), ("broken", 1.1335), ("done", 1.5)):
+        score = {"event": "evaluation", "time": BEGAN, "step": 20, "name": "loss", "score": loss}
+        with (runs / name / "events.jsonl").open("a") as file:
+            file.write(json.dumps(score) + "\n")
+        config = runs / name / "config.toml"
+        config.write_text(config.read_text() + f'[data]\ncache_dir = "/data/{name * 8}"\n')
+    async with make().run_test(size=(200, 50)) as pilot:
+        app = pilot.app
+        await listed(pilot)
+        await pilot.press("space", "down", "space", "down", "space")
+        await until(pilot, lambda: "1.1335 at 20 ✓ best" in screen_text(app) and "loss by steps" in screen_text(app))
+        row = next(line for line in (await settled(pilot)).splitlines() if "lowest validation loss" in line)
+        assert row.index("1.2500 at 20") < row.index("1.1335 at 20 ✓ best") < row.index("1.5000 at 20")
+        await press_until(pilot, "t", lambda: "loss by steps" not in screen_text(app))
+        assert "1.1335 at 20 ✓ best" in await settled(pilot)
+        await press_until(pilot, "t", lambda: "loss by steps" in screen_text(app))
 
 
 @driven

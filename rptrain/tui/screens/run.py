@@ -297,6 +297,8 @@ class RunScreen(Screen[None]):
             return "" if beginning == "starts" else f"trainer {beginning}"
         if self._view is None:
             return ""
+        if self.state == "finished":
+            return str(self._view.loss_change or "")
         if self.state == "stopped" and self._view.checkpoints:
             return f"r resumes from step {self._view.checkpoints[-1].step:,}"
         if not self._view.ended:

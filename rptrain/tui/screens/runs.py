@@ -68,7 +68,7 @@ class Runs(Screen[None]):
         ("space", "mark for comparison: curves, results, settings that differ"),
         ("m", "compare another metric: validation loss, tokens/s …"),
         ("x", "over steps, tokens or training time"),
-        ("t", "curves or table, where only one of them fits"),
+        ("t", "the table of a comparison alone, or with the curves"),
         ("r", "resume a run that ended early"),
         ("e c", "export its last checkpoint; talk to its model"),
         ("n", "a new run with its settings"),

@@ -16,6 +16,7 @@ def outcome(run: Path, code: int | None = None, began: float = 0.0) -> tuple[str
     if (view.taken_up or 0.0) < began:
         return f"{run.name} did not start", "error"
     if view.state in ("finished", "stopped"):
-        return f"{run.name} {view.state} after step {view.step:,}", "information"
+        change = view.loss_change if view.state == "finished" else None
+        return f"{run.name} {view.state} after step {view.step:,}" + (f": {change}" if change else ""), "information"
     ending = ending_of(view, code)
     return f"{run.name} {view.state}{'' if ending is None else f': {ending.cause}'}", "error"

@@ -48,7 +48,7 @@ class Comparison(Horizontal):
         self.axis: Axis = AXES[(AXES.index(self.axis) + 1) % len(AXES)]
 
     def turn_table(self) -> None:
-        """Where there is room for one of them: the table in place of the curves, or the curves."""
+        """The table in the whole width, or the curves, beside the table if there is room for both."""
         self.toggle_class("-table")
 
     def show(self, compared: Compared, colors: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ STATES = {  # a character that is understood without color, and the color
     "training": ("▶", "$success"),
     "paused": ("⏸", "$warning"),
     "saving": ("↓", "$accent"),
-    "evaluating": ("?", "$accent"),
+    "evaluating": ("◆", "$accent"),
     "exporting": ("↓", "$accent"),
     "stopped": ("■", "$muted"),
     "failed": ("✗", "$error"),
@@ -69,15 +69,15 @@ class RunHead(LineWidget):
     def lines(self) -> Iterator[Content]:
         if self._shown is not None:
             yield self._progress(*self._shown)
-            yield self._numbers(self._shown[0])
+            yield self._numbers(self._shown[0]) if self._shown[1] != "starting" else _start(self._shown[0])
 
     def _progress(self, view: RunView, state: str, note: str) -> Content:
         total = view.total_steps
         steps = f"{view.step:,}" if total is None else f"{view.step:,}/{total:,}"
-        if state == "replay" or view.ended:
+        if state == "replay" or (view.ended and state != "starting"):
             took = view.seconds(view.last_event or 0.0)
             when = "" if took is None else f"took {format_duration(took)}"
-        elif state == "paused":
+        elif state in ("paused", "starting"):
             when = ""
         else:
             when = f"{format_duration(view.eta)} left"
@@ -97,9 +97,25 @@ class RunHead(LineWidget):
             value = f"{value:>{WIDTHS.get(name, 0)}}"
             text = sum(len(part) for part, _ in parts) + len(name) + len(value) + 1
             if text > width:
-                break
+                continue  # a shorter one may fit
             parts += [(value, "bold"), (f" {name}", "$muted"), ("   ", "")]
         return Content.assemble(*parts[:-1])
+
+
+def _start(view: RunView) -> Content:
+    """In place of the numbers of the process before."""
+    saved = f" and resumes from step {view.checkpoints[-1].step:,}" if view.checkpoints else ""
+    return Content.styled(f"the trainer is starting{saved}: numbers follow after its first steps", "$muted")
+
+
+def _learning_rate(view: RunView) -> str:
+    """That of the last step; at the end of a run, where it may have decayed, after the highest one."""
+    if (latest := view.latest) is None:
+        return DASH
+    last = format_short(latest.learning_rate)
+    highest = max((rate for rate in view.steps.column("learning_rate") if rate == rate), default=0.0)
+    decayed = view.ended and highest > latest.learning_rate
+    return f"{format_short(highest)} → {last}" if decayed else last
 
 
 def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
@@ -107,14 +123,17 @@ def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
     latest = view.latest
     yield "loss", format_loss(view.loss)
     yield "tokens/s", format_speed(view.tokens_per_second)
+    best, newest = view.best, view.scores[-1] if view.scores else None
+    if best is not None:
+        yield f"best validation, step {best.step:,}", format_loss(best.score)
     yield "of peak speed", format_percent(view.share_of_floor)
     measured = view.bubble is not None
     yield "bubble" if measured else "planned bubble", format_percent(view.bubble if measured else view.planned_bubble)
-    yield "learning rate", DASH if latest is None else format_short(latest.learning_rate)
+    yield "learning rate", _learning_rate(view)
     norm = None if latest is None else latest.grad_norm
     yield "gradient norm", DASH if norm is None else format_short(norm)
-    if view.scores:
-        yield describe_score(view.scores[-1].name, view.scores[-1].score)
+    if newest is not None and newest is not best:
+        yield describe_score(newest.name, newest.score)
     if view.skipped:
         yield "step skipped" if view.skipped == 1 else "steps skipped", f"{view.skipped:,}"
     if view.process_count > 1:

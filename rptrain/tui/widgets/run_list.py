@@ -121,7 +121,8 @@ class RunList(OptionList, inherit_bindings=False):
         chosen = self.chosen
         before = [run.path for run in self._shown]
         self._shown = self.order.sorted(run for run in self._runs if matches(run, self.words))
-        layout = Layout.of(width, max((len(run.path.name) for run in self._runs), default=0))
+        longest = max((len(run.path.name) for run in self._runs), default=0)
+        layout = Layout.of(width, longest, validated=any(run.best_loss is not None for run in self._runs))
         rows = [(run, self.color(run.path), ago(run)) for run in self._shown]
         if layout != self._layout or before != [run.path for run in self._shown] or not rows:
             self._layout = layout

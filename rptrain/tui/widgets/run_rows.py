@@ -12,10 +12,12 @@ from rptrain.tui.widgets.run_head import state_text
 from rptrain.utils.text import clipped, one_line
 from rptrain.utils.units import format_ago, format_bytes, format_duration, format_loss, format_speed
 
+BEST = "best val."  # the lowest validation loss
 COLUMNS = {  # widths; the first ones stay on narrow screens
     "state": 12,
     "steps": 13,
     "loss": 9,
+    BEST: 12,
     "tokens/s": 11,
     "took": 11,
     "size": 10,
@@ -34,6 +36,7 @@ KEYS: dict[str, Callable[[Summary], float | str | None]] = {  # None is last in 
     "state": lambda run: run.state,
     "steps": lambda run: run.step,
     "loss": lambda run: run.loss,
+    BEST: lambda run: run.best_loss,
     "tokens/s": lambda run: run.tokens_per_second,
     "took": lambda run: run.seconds,
     "size": lambda run: run.nbytes,
@@ -79,18 +82,19 @@ class Layout:
     columns: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, width: int, longest: int) -> "Layout":
-        """For a list of `width` characters, and names of at most `longest`."""
+    def of(cls, width: int, longest: int, *, validated: bool = True) -> "Layout":
+        """For a list of `width` characters and names of at most `longest`. `validated`: runs have validation losses."""
         left = width - MARK - NAME
         wished = max(0, min(longest + 2, WISHED) - NAME)
         columns: list[tuple[str, int]] = []
-        for name, room in COLUMNS.items():
+        offered = {name: room for name, room in COLUMNS.items() if validated or name != BEST}
+        for name, room in offered.items():
             if room > left - (0 if name in FIRST else wished):
                 break
             columns.append((name, room))
             left -= room
         extra = max(0, min(left, min(longest + 2, LONGEST) - NAME))
-        if len(columns) == len(COLUMNS):  # the last one takes what is left
+        if len(columns) == len(offered):  # the last one takes what is left
             columns[-1] = columns[-1][0], columns[-1][1] + left - extra
         return cls(NAME + extra, tuple(columns))
 
@@ -139,6 +143,7 @@ def _cells(run: Summary) -> Iterator[tuple[str, Content]]:
     yield "state", state_text(run.state)
     yield "steps", Content(f"{run.step:,}{total}")
     yield "loss", Content(format_loss(run.loss))
+    yield BEST, Content("" if run.best_loss is None else format_loss(run.best_loss))
     yield "tokens/s", Content(format_speed(run.tokens_per_second))
     yield "took", Content("" if run.seconds is None else format_duration(run.seconds))
     yield "size", Content(format_bytes(run.nbytes))

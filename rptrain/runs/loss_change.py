@@ -1,0 +1,55 @@
+"""How the loss changed over a run, in words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+
+from rptrain.utils.units import format_loss
+
+FIRST = 5  # at most so many reports make the first value: in the next ones a high loss falls fast
+LAST = 20  # at most so many make the last one
+PART = 5  # values are medians of a fifth of a short run, so that a spike is neither the first nor the last
+REPORTS = 10  # from so many on, and from STEPS, a loss that hardly falls is worth a hint
+STEPS = 50
+SMALL = 0.1  # a fall by less than this fraction is one
+
+
+@dataclass(frozen=True)
+class LossChange:
+    """Medians of the first and the last losses of a run."""
+
+    first: float
+    last: float
+    reports: int  # of the loss
+
+    def __str__(self) -> str:
+        """Such as "loss 10.380 -> 9.9200 (-4.4%)"."""
+        return f"loss {format_loss(self.first)} -> {format_loss(self.last)}{self._percent}"
+
+    @property
+    def _percent(self) -> str:
+        if self.first <= 0:
+            return ""
+        share = self.last / self.first - 1
+        return f" ({share:+.1%})" if abs(share) < 0.0995 else f" ({share:+,.0%})"
+
+    def hint(self, steps: int) -> str | None:
+        """What to try if the loss hardly fell in a run of `steps`; None if it fell, or if the run was too short."""
+        if self.reports < REPORTS or steps < STEPS or self.first <= 0 or self.last < self.first * (1 - SMALL):
+            return None
+        if self.last >= self.first:
+            return "The loss did not fall: the learning rate (optim.learning_rate) may be too low or too high."
+        return (
+            f"The loss fell by less than {SMALL:.0%}: the learning rate (optim.learning_rate) may be too low, or the "
+            "run too short."
+        )
+
+
+def loss_change(losses: Sequence[float]) -> LossChange | None:
+    """The change of a loss, from all values in order; None for less than two finite ones."""
+    known = [loss for loss in losses if isfinite(loss)]
+    part = max(len(known) // PART, 1)
+    if len(known) < 2:
+        return None
+    return LossChange(median(known[: min(part, FIRST)]), median(known[-min(part, LAST) :]), len(known))
