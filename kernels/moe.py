@@ -10,6 +10,11 @@ from torch import Tensor
 
 from rptrain.kernels.launch import HAS_TRITON, fused, power_of_2, tl, triton, warps
 from rptrain.kernels.reference import moe as reference
+from rptrain.kernels.reference.dense import wide
+from rptrain.kernels.reference.moe import Scoring, choice_scores
+
+__all__ = ["Permutation", "Scoring", "balance_grad", "choice_scores", "choose", "expert_counts", "permute", "route"]
+__all__ += ["route_backward"]
 
 ELEMENTS = 2048  # logits of a program
 
@@ -24,22 +29,22 @@ def choose(logits_TE: Tensor, active: int) -> Tensor:
     return choose_triton(logits_TE, active)
 
 
-def route(logits_TE: Tensor, choice_TX: Tensor, over_chosen: bool) -> Tensor:
-    """The weights [T, X] of the chosen experts: the softmax in float32, rounded to the type of the logits.
+def route(logits_TE: Tensor, choice_TX: Tensor, scoring: Scoring) -> Tensor:
+    """The weights [T, X] of the chosen experts: a softmax in float32, rounded to the type of the logits.
 
     It goes over the chosen (GPT-OSS; Qwen3-MoE with `norm_topk_prob`, as the softmax over all, divided by its sum
-    over the chosen, is the same) or over all experts (Qwen3-MoE without).
+    over the chosen, is the same) or over all experts (Qwen3-MoE without). Or sigmoids (GLM, MiniMax), not rounded.
     """
     if not fused(logits_TE):
-        return reference.route(logits_TE, choice_TX, over_chosen)
-    return route_triton(logits_TE, choice_TX, over_chosen)
+        return reference.route(logits_TE, choice_TX, scoring)
+    return route_triton(logits_TE, choice_TX, scoring)
 
 
 def route_backward(
     dweights_TX: Tensor,
     logits_TE: Tensor,
     choice_TX: Tensor,
-    over_chosen: bool,
+    scoring: Scoring,
     dprobs_E: Tensor | None = None,
     counted_T: Tensor | None = None,
 ) -> Tensor:
@@ -48,8 +53,8 @@ def route_backward(
     `dprobs_E`, from `balance_grad`, is the gradient of the probabilities of each token, or of each `counted_T` one.
     """
     if not fused(logits_TE):
-        return reference.route_backward(dweights_TX, logits_TE, choice_TX, over_chosen, dprobs_E, counted_T)
-    return route_backward_triton(dweights_TX, logits_TE, choice_TX, over_chosen, dprobs_E, counted_T)
+        return reference.route_backward(dweights_TX, logits_TE, choice_TX, scoring, dprobs_E, counted_T)
+    return route_backward_triton(dweights_TX, logits_TE, choice_TX, scoring, dprobs_E, counted_T)
 
 
 class Permutation(NamedTuple):
@@ -97,10 +102,14 @@ def choose_triton(logits_TE: Tensor, active: int) -> Tensor:
     return choice
 
 
-def route_triton(logits_TE: Tensor, choice_TX: Tensor, over_chosen: bool) -> Tensor:
-    weights = torch.empty_like(choice_TX, dtype=logits_TE.dtype)
+def route_triton(logits_TE: Tensor, choice_TX: Tensor, scoring: Scoring) -> Tensor:
+    dtype = wide(logits_TE.dtype) if scoring.sigmoid else logits_TE.dtype
+    weights = torch.empty_like(choice_TX, dtype=dtype)
     grid, sizes = _launch(logits_TE, choice_TX.shape[1])
-    _route_kernel[grid](logits_TE.contiguous(), choice_TX, weights, *logits_TE.shape, OVER_CHOSEN=over_chosen, **sizes)
+    _route_kernel[grid](
+        logits_TE.contiguous(), choice_TX, weights, scoring.scale, *logits_TE.shape,
+        OVER_CHOSEN=scoring.over_chosen, SIGMOID=scoring.sigmoid, **sizes,
+    )  # fmt: skip
     return weights
 
 
@@ -108,15 +117,16 @@ def route_backward_triton(
     dweights_TX: Tensor,
     logits_TE: Tensor,
     choice_TX: Tensor,
-    over_chosen: bool,
+    scoring: Scoring,
     dprobs_E: Tensor | None = None,
     counted_T: Tensor | None = None,
 ) -> Tensor:
     dlogits = torch.empty_like(logits_TE, memory_format=torch.contiguous_format)
     grid, sizes = _launch(logits_TE, choice_TX.shape[1])
     _route_backward_kernel[grid](
-        dweights_TX, logits_TE.contiguous(), choice_TX, dprobs_E, counted_T, dlogits, *logits_TE.shape,
-        OVER_CHOSEN=over_chosen, BALANCE=dprobs_E is not None, COUNTED=counted_T is not None, **sizes,
+        dweights_TX, logits_TE.contiguous(), choice_TX, dprobs_E, counted_T, dlogits, scoring.scale, *logits_TE.shape,
+        OVER_CHOSEN=scoring.over_chosen, SIGMOID=scoring.sigmoid, BALANCE=dprobs_E is not None,
+        COUNTED=counted_T is not None, **sizes,
     )  # fmt: skip
     return dlogits
 
@@ -174,23 +184,37 @@ def _chosen(logits, choice, rows, tokens, experts, ACTIVE: tl.constexpr, PLACES:
 
 
 @triton.jit
+def _sigmoids(chosen, OVER_CHOSEN: tl.constexpr):
+    """The sigmoids of the chosen logits, and what they are divided by; 0 where there is none."""
+    small = tl.exp(-tl.abs(chosen))
+    scores = tl.where(chosen >= 0, 1.0, small) / (1 + small)
+    total = tl.sum(scores, 1)[:, None] + 1e-20 if OVER_CHOSEN else 1.0
+    return scores, total
+
+
+@triton.jit
 def _route_kernel(
-    logits, choice, weights, tokens, experts,
-    OVER_CHOSEN: tl.constexpr, ACTIVE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr,
+    logits, choice, weights, scale, tokens, experts,
+    OVER_CHOSEN: tl.constexpr, SIGMOID: tl.constexpr,
+    ACTIVE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     rows, _, values = _load_logits(logits, tokens, experts, ROWS, WIDTH)
     at, mask, chosen = _chosen(logits, choice, rows, tokens, experts, ACTIVE, PLACES)
-    if OVER_CHOSEN:
-        values = chosen
-    top = tl.max(values, 1)[:, None]
-    total = tl.sum(tl.exp(values - top), 1)[:, None]
-    tl.store(weights + at, (tl.exp(chosen - top) / total).to(weights.dtype.element_ty), mask=mask)
+    if SIGMOID:
+        scores, total = _sigmoids(chosen, OVER_CHOSEN)
+        result = scores / total * scale
+    else:
+        if OVER_CHOSEN:
+            values = chosen
+        top = tl.max(values, 1)[:, None]
+        result = tl.exp(chosen - top) / tl.sum(tl.exp(values - top), 1)[:, None]
+    tl.store(weights + at, result.to(weights.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _route_backward_kernel(
-    dweights, logits, choice, dprobs, counted, dlogits, tokens, experts,
-    OVER_CHOSEN: tl.constexpr, BALANCE: tl.constexpr, COUNTED: tl.constexpr,
+    dweights, logits, choice, dprobs, counted, dlogits, scale, tokens, experts,
+    OVER_CHOSEN: tl.constexpr, SIGMOID: tl.constexpr, BALANCE: tl.constexpr, COUNTED: tl.constexpr,
     ACTIVE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     rows, columns, values = _load_logits(logits, tokens, experts, ROWS, WIDTH)
@@ -198,21 +222,25 @@ def _route_backward_kernel(
     exps = tl.exp(values - tl.max(values, 1)[:, None])
     total = tl.sum(exps, 1)[:, None]
     probs = exps / total
-    if OVER_CHOSEN:
+    grads = tl.load(dweights + at, mask=mask, other=0.0).to(tl.float32)
+    inner = 0.0
+    if SIGMOID:
+        scores, divisor = _sigmoids(chosen, OVER_CHOSEN)
+        if OVER_CHOSEN:
+            grads -= tl.sum(scores / divisor * grads, 1)[:, None]
+        grads = grads / divisor * scale * scores * (1 - scores)
+    elif OVER_CHOSEN:
         exps_chosen = tl.exp(chosen - tl.max(chosen, 1)[:, None])
         weights = exps_chosen / tl.sum(exps_chosen, 1)[:, None]
+        grads = weights * (grads - tl.sum(weights * grads, 1)[:, None])
     else:
-        weights = tl.exp(chosen - tl.max(values, 1)[:, None]) / total
-    grads = tl.load(dweights + at, mask=mask, other=0.0).to(tl.float32)
-    inner = tl.sum(weights * grads, 1)[:, None]
-    if OVER_CHOSEN:
-        grads = weights * (grads - inner)
+        inner = tl.sum(tl.exp(chosen - tl.max(values, 1)[:, None]) / total * grads, 1)[:, None]
     spread = tl.zeros((ROWS, WIDTH), tl.float32)
     for place in range(ACTIVE):
         expert = tl.load(choice + rows * ACTIVE + place, mask=rows < tokens, other=0)
         grad = tl.sum(tl.where(tl.arange(0, PLACES)[None, :] == place, grads, 0.0), 1)
         spread = tl.where(columns[None, :] == expert[:, None], grad[:, None], spread)
-    if not OVER_CHOSEN:
+    if not (OVER_CHOSEN or SIGMOID):
         spread = probs * (spread - inner)
     if BALANCE:
         by_expert = tl.load(dprobs + columns, mask=columns < experts, other=0.0).to(tl.float32)[None, :]

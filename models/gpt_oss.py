@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rptrain.kernels.moe import Scoring
 from rptrain.kernels.swiglu import Clamp
 from rptrain.models.layers import decoder
 from rptrain.models.layers.moe import MoEBlock
@@ -51,7 +52,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
             window=window,
             experts=experts,
             active=active,
-            over_chosen=True,
+            scoring=Scoring(over_chosen=True),
             clamp=Clamp(alpha, limit),
         )
         for index, window in enumerate(windows)

@@ -1,13 +1,13 @@
 """Qwen3-MoE: Qwen3's attention with a mixture of experts."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from rptrain.kernels.moe import Scoring
 from rptrain.models.layers import decoder
 from rptrain.models.layers.mlp import Block
 from rptrain.models.layers.moe import MoEBlock
-from rptrain.models.spec import ModelSpec, Param, Stack, Unit
+from rptrain.models.spec import ModelSpec, Unit
 from rptrain.models.weights.hf_config import Sizes, read_experts, read_flag, read_number, read_shape
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
@@ -27,7 +27,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     layers = read_number(config, "num_hidden_layers", [])  # `read_shape` reports the problem
     if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < layers for index in dense):
         found.append(f"mlp_only_layers must be a list of layers' numbers, from 0 to {layers - 1}, not {dense!r}")
-    over_chosen = read_flag(config, "norm_topk_prob", found)
+    scoring = Scoring(over_chosen=read_flag(config, "norm_topk_prob", found))
     if read_flag(config, "use_sliding_window", found) and config.get("sliding_window", 4096):
         found.append("layers with sliding-window attention are not supported")
     shape = read_shape(config, unsupported=found)
@@ -40,30 +40,16 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
             continue
         units.append(_unit(shape, index, intermediate, experts))
         sizes = decoder.block_sizes(shape, index) | {"intermediate": intermediate}
-        blocks.append(MoEBlock(**sizes, qk_norm=True, experts=experts, active=active, over_chosen=over_chosen))
+        blocks.append(MoEBlock(**sizes, qk_norm=True, experts=experts, active=active, scoring=scoring))
     return decoder.model(ARCHITECTURE, config, shape, units, blocks)
 
 
 def _unit(sizes: Sizes, index: int, intermediate: int, experts: int) -> Unit:
-    """Experts one after the other, gate before up: experts_gate_up [2IE, D], experts_down [DE, I].
-
-    Checkpoints have a tensor for each expert and matrix, as transformers saves them, or one for all experts of a
-    layer, as in its modules: gate_up_proj [E, 2I, D] and down_proj [E, D, I].
-    """
     at = f"model.layers.{index}"
-    names = [f"{at}.mlp.experts.{expert}" for expert in range(experts)]
-    gate_up = [(f"{name}.{kind}_proj", intermediate) for name in names for kind in ("gate", "up")]
-    down = [(f"{name}.down_proj", sizes.hidden) for name in names]
-
-    def whole(matrices: Param) -> Param:
-        name = matrices.name.replace("experts_", "experts.")
-        return replace(matrices, stack=Stack(f"{at}.mlp.{name}_proj", experts))
-
     params = (
         *decoder.attention_params(sizes, at, qk_norm=True),
         decoder.post_norm(sizes, at),
         decoder.matrix("router", sizes.hidden, sizes.std, (f"{at}.mlp.gate", experts)),
-        whole(decoder.matrix("experts_gate_up", sizes.hidden, sizes.std, *gate_up)),
-        whole(decoder.matrix("experts_down", intermediate, sizes.std, *down)),
+        *decoder.expert_matrices(sizes, at, intermediate, experts),
     )
     return Unit(f"layers.{index}", params)

@@ -6,7 +6,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rptrain.models import gpt_oss, granite, llama, mistral, olmo3, qwen2, qwen3, qwen3_moe, seed_oss, smollm3
+from rptrain.models import (
+    glm4_moe,
+    gpt_oss,
+    granite,
+    llama,
+    minimax_m2,
+    mistral,
+    olmo3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    seed_oss,
+    smollm3,
+)
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small, read_small_text
@@ -22,7 +35,9 @@ BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     "Qwen3ForCausalLM": qwen3.build,
     qwen3_moe.ARCHITECTURE: qwen3_moe.build,
     gpt_oss.ARCHITECTURE: gpt_oss.build,
+    glm4_moe.ARCHITECTURE: glm4_moe.build,
     granite.ARCHITECTURE: granite.build,
+    minimax_m2.ARCHITECTURE: minimax_m2.build,
     olmo3.ARCHITECTURE: olmo3.build,
     seed_oss.ARCHITECTURE: seed_oss.build,
     smollm3.ARCHITECTURE: smollm3.build,
@@ -34,7 +49,9 @@ MODEL_TYPES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": qwen3_moe.ARCHITECTURE,
     "gpt_oss": gpt_oss.ARCHITECTURE,
+    "glm4_moe": glm4_moe.ARCHITECTURE,
     "granite": granite.ARCHITECTURE,
+    "minimax_m2": minimax_m2.ARCHITECTURE,
     "olmo3": olmo3.ARCHITECTURE,
     "seed_oss": seed_oss.ARCHITECTURE,
     "smollm3": smollm3.ARCHITECTURE,

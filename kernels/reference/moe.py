@@ -4,10 +4,22 @@ Suffixes: T tokens, E experts, X experts of a token, N = T * X routed rows, sort
 size of a product.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from rptrain.kernels.reference.dense import wide
+
+TINY = 1e-20  # added to sums of sigmoids, as in GLM; also in kernels/moe.py
+
+
+class Scoring(NamedTuple):
+    """How the weights of a token's experts follow from its logits."""
+
+    over_chosen: bool  # whether the weights are divided by their sum over the chosen experts
+    sigmoid: bool = False  # of each logit, in place of the softmax over all
+    scale: float = 1.0  # factor of the weights of sigmoids
 
 
 def choose(logits_TE: Tensor, active: int) -> Tensor:
@@ -16,24 +28,45 @@ def choose(logits_TE: Tensor, active: int) -> Tensor:
     return usable.sort(dim=1, descending=True, stable=True).indices[:, :active].int()
 
 
-def route(logits_TE: Tensor, choice_TX: Tensor, over_chosen: bool) -> Tensor:
-    """The softmax of the logits, over all or over the chosen, at the chosen: [T, X] like the logits."""
-    return _probabilities(logits_TE, choice_TX, over_chosen)[0].to(logits_TE.dtype)
+def choice_scores(logits_TE: Tensor, correction_E: Tensor, groups: int, kept: int) -> Tensor:
+    """Sigmoids plus the correction, [T, E] in the wide type; -inf in all but `kept` of the groups of experts.
+
+    They are the groups with the largest sums of their two largest scores.
+    """
+    scores = logits_TE.to(wide(logits_TE.dtype)).sigmoid() + correction_E
+    if groups == kept:
+        return scores
+    grouped = scores.unflatten(1, (groups, -1))
+    best = choose(grouped.topk(2, dim=2).values.sum(2), kept).long()
+    dropped = torch.ones_like(grouped[:, :, 0], dtype=torch.bool).scatter_(1, best, False)
+    return grouped.masked_fill(dropped[:, :, None], float("-inf")).flatten(1)
+
+
+def route(logits_TE: Tensor, choice_TX: Tensor, scoring: Scoring) -> Tensor:
+    """The weights at the chosen: [T, X] like the logits; of sigmoids in the wide type."""
+    if scoring.sigmoid:
+        return _sigmoids(logits_TE, choice_TX, scoring)[1]
+    return _probabilities(logits_TE, choice_TX, scoring)[0].to(logits_TE.dtype)
 
 
 def route_backward(
     dweights_TX: Tensor,
     logits_TE: Tensor,
     choice_TX: Tensor,
-    over_chosen: bool,
+    scoring: Scoring,
     dprobs_E: Tensor | None = None,
     counted_T: Tensor | None = None,
 ) -> Tensor:
     """The gradient of the logits; `dprobs_E` is that of each counted token's softmax over all experts."""
-    weights, probs = _probabilities(logits_TE, choice_TX, over_chosen)
+    weights, probs = _probabilities(logits_TE, choice_TX, scoring)
     dweights, place = dweights_TX.to(probs.dtype), choice_TX.long()
     inner = (weights * dweights).sum(1, keepdim=True)
-    if over_chosen:
+    if scoring.sigmoid:
+        scores, weights, total = _sigmoids(logits_TE, choice_TX, scoring)
+        inner = (weights * dweights).sum(1, keepdim=True) / scoring.scale if scoring.over_chosen else 0
+        dscores = (dweights - inner) / total * scoring.scale
+        dlogits = torch.zeros_like(probs).scatter_(1, place, dscores * scores * (1 - scores))
+    elif scoring.over_chosen:
         dlogits = torch.zeros_like(probs).scatter_(1, place, weights * (dweights - inner))
     else:
         dlogits = probs * (torch.zeros_like(probs).scatter_(1, place, dweights) - inner)
@@ -43,11 +76,18 @@ def route_backward(
     return dlogits.to(logits_TE.dtype)
 
 
-def _probabilities(logits_TE: Tensor, choice_TX: Tensor, over_chosen: bool) -> tuple[Tensor, Tensor]:
+def _probabilities(logits_TE: Tensor, choice_TX: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
     logits = logits_TE.to(wide(logits_TE.dtype))
     probs = logits.softmax(1)
     place = choice_TX.long()
-    return logits.gather(1, place).softmax(1) if over_chosen else probs.gather(1, place), probs
+    return logits.gather(1, place).softmax(1) if scoring.over_chosen else probs.gather(1, place), probs
+
+
+def _sigmoids(logits_TE: Tensor, choice_TX: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor | float]:
+    """The sigmoids of the chosen, the weights, and what the sigmoids were divided by."""
+    scores = logits_TE.gather(1, choice_TX.long()).to(wide(logits_TE.dtype)).sigmoid()
+    total = scores.sum(1, keepdim=True) + TINY if scoring.over_chosen else 1.0
+    return scores, scores / total * scoring.scale, total
 
 
 def invert(order_N: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from rptrain.models.spec import Grads, Params
 from rptrain.schedule.costs import Work, scaled
 
 # Dropout masks in a layer: the adapters of one product share an input and its mask.
-PLACES = ("qkv", "o", "gate_up", "down")
+PLACES = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")
 
 
 ROWS = 1024  # of a weight in FP8 that are dequantized at a time for their norms

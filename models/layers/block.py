@@ -185,7 +185,7 @@ class BlockShape(ABC):
         Norms and SwiGLU write codes in place of their output where nothing else reads it; norms also in addition to it.
         """
         inputs, _ = self.product_sizes[name]
-        if name == "o" or (name == "down" and not self._reads_codes(name)):
+        if name in ("o", "shared_gate_up") or (name in ("down", "shared_down") and not self._reads_codes(name)):
             return _row_bytes(inputs, itemsize)
         return inputs * (1 - itemsize if self._reads_codes(name) else 1)
 
@@ -198,7 +198,7 @@ class BlockShape(ABC):
         """
         inputs, outputs = self.product_sizes[name]
         of_output = {"gate_up": 1, "down": 2 * itemsize + 1}.get(name, itemsize + 1)
-        of_input = {"down": itemsize + 1}.get(name, 2)
+        of_input = {"down": itemsize + 1, "shared_down": itemsize + 1}.get(name, 2)
         return of_output * outputs + of_input * inputs
 
     def _fp8_workspace(self, tokens: int, itemsize: int, *, fused: bool) -> int:

@@ -1,10 +1,13 @@
 """Building blocks of decoders: parameters by names in checkpoints, units, blocks and the head."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
 
 from rptrain.models.layers.mlp import Head
-from rptrain.models.spec import CheckpointPart, Layer, ModelSpec, Param, Unit
+from rptrain.models.spec import CheckpointPart, Layer, ModelSpec, Param, Stack, Unit
 from rptrain.models.weights.hf_config import Shape, Sizes
 
 
@@ -80,6 +83,40 @@ def dense_unit(
     return Unit(f"layers.{index}", params)
 
 
+def expert_matrices(
+    sizes: Sizes,
+    at: str,
+    intermediate: int,
+    experts: int,
+    stored: str = "mlp.experts",
+    kinds: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> tuple[Param, Param]:
+    """The matrices of experts, one after the other, gate before up: gate_up [2IE, D], down [DE, I].
+
+    Checkpoints have a tensor for each expert and matrix, in modules named by `stored` and `kinds`, as transformers
+    saves them, or one for all experts of a layer, as in its modules: gate_up_proj [E, 2I, D] and down_proj [E, D, I].
+    """
+    names = [f"{at}.{stored}.{expert}" for expert in range(experts)]
+    gate_up = [(f"{name}.{kind}", intermediate) for name in names for kind in kinds[:2]]
+    down = [(f"{name}.{kinds[2]}", sizes.hidden) for name in names]
+
+    def whole(matrices: Param) -> Param:
+        name = matrices.name.replace("experts_", "experts.")
+        return replace(matrices, stack=Stack(f"{at}.mlp.{name}_proj", experts))
+
+    return (
+        whole(matrix("experts_gate_up", sizes.hidden, sizes.std, *gate_up)),
+        whole(matrix("experts_down", intermediate, sizes.std, *down)),
+    )
+
+
+def correction_unit(index: int, key: str, experts: int) -> Unit:
+    """What is added to the scores of experts before a token's are chosen: a buffer that training does not change."""
+    parts = (CheckpointPart(key, experts),)
+    correction = Param("router_correction", (experts,), parts, decay=False, std=0.0, dtype=torch.float32)
+    return Unit(f"layers.{index}.correction", (correction,), trainable=False)
+
+
 def block_sizes(sizes: Sizes, index: int) -> dict[str, Any]:
     """The sizes that every kind of block has; its unit follows the embedding's and those of earlier blocks."""
     return {
@@ -102,8 +139,12 @@ def model(
     layers: Sequence[Layer],
     *,
     logits_scale: float = 1.0,
+    frozen: Mapping[int, Unit] | None = None,
 ) -> ModelSpec:
-    """The decoder with these blocks, an embedding, a last norm and a head."""
+    """The decoder with these blocks, an embedding, a last norm and a head.
+
+    `frozen`: units of layers, by their numbers, in addition to `blocks`.
+    """
     embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
     units = [embed, *blocks, Unit("norm", (norm("norm", "model.norm", shape.hidden),))]
     last = projection = len(units) - 1
@@ -113,6 +154,10 @@ def model(
         units.append(Unit("head", (matrix("head", shape.hidden, shape.std, ("lm_head", shape.vocab)),)))
         projection += 1
     name = "embed" if shape.tied else "head"
+    layers = list(layers)
+    for index, unit in (frozen or {}).items():
+        layers[index] = replace(cast(Any, layers[index]), units=(*layers[index].units, len(units)))
+        units.append(unit)
     return ModelSpec(
         architecture=architecture,
         config=config,

@@ -13,11 +13,20 @@ from torch import Tensor
 
 from rptrain.kernels import fp8, grouped_fp8
 from rptrain.kernels.batch import MicroBatch
+from rptrain.kernels.fp8 import Operand
 from rptrain.kernels.grouped import grouped_bias_grad, grouped_mm, grouped_weight_grad
-from rptrain.kernels.linear import accumulate_bias_grad, accumulate_weight_grad, linear, linear_add
+from rptrain.kernels.linear import (
+    accumulate_bias_grad,
+    accumulate_weight_grad,
+    linear,
+    linear_add,
+    linear_backward_input,
+)
 from rptrain.kernels.moe import (
     Permutation,
+    Scoring,
     balance_grad,
+    choice_scores,
     choose,
     expert_counts,
     permute,
@@ -25,8 +34,9 @@ from rptrain.kernels.moe import (
     route_backward,
 )
 from rptrain.kernels.moe_rows import combine, gather, router_weight_grad
+from rptrain.kernels.reference.dense import wide
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm_backward
-from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
+from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward, swiglu_operand
 from rptrain.models.adapters.expert_lora import ExpertAdapters
 from rptrain.models.layers.attention import AttentionBlock, times, times_
 from rptrain.models.spec import Grads, Param, Params
@@ -42,6 +52,8 @@ class MoESaved(NamedTuple):
     weights: Tensor  # [T, X]
     perm: Permutation
     gate_up: Tensor  # [N, 2I]; backward computes its activation again
+    shared_input: Operand | None  # [T, D], `normed` as the shared MLP reads it
+    shared_gate_up: Tensor | None  # [T, 2S]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,29 +61,43 @@ class MoEBlock(AttentionBlock):
     """A block that routes each token to `active` of its experts, which are gated MLPs of `intermediate` columns.
 
     Its parameters: post_norm [D], router [E, D], experts_gate_up [2IE, D] and experts_down [DE, I], or, of GPT-OSS,
-    [E, D, 2I] and [E, I, D]; with `biases`, router_bias [E], experts_gate_up_bias [E, 2I] and experts_down_bias [E, D].
+    [E, D, 2I] and [E, I, D]; with `biases`, router_bias [E], experts_gate_up_bias [E, 2I] and experts_down_bias [E, D];
+    with sigmoids router_correction [E], which is frozen; with `shared` shared_gate_up [2S, D] and shared_down [D, S].
     """
 
     experts: int
     active: int
-    over_chosen: bool  # whether the weights of a token's experts sum to 1
+    scoring: Scoring
+    groups: tuple[int, int] = (1, 1)  # of experts, and those whose experts a token may reach; with sigmoids
+    wide_router: bool = False  # its logits are float32
+    shared: int = 0  # columns of a gated MLP that all tokens go through in addition
     biases: bool = False  # of the router and the experts
     clamp: Clamp | None = None  # GPT-OSS's activation, of gates and ups that alternate
     balance: float = 0.0  # of the router's auxiliary loss: models/layers/balance.py
 
     def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> MoESaved:
         h_TD, normed, rstd = add_rms_norm(product, x_TD, p["post_norm"], self.eps)
-        logits = linear(normed, p["router"], p.get("router_bias"))
-        choice = choose(logits, self.active)
-        weights = route(logits, choice, self.over_chosen)
+        logits = self._logits(p, normed)
+        choice = choose(self._choice_scores(p, logits), self.active)
+        weights = route(logits, choice, self.scoring)
         perm = permute(choice, self.experts)
         gate_up = self._experts(p, "experts_gate_up", self._inputs(p, normed, perm), perm.ends)
-        return MoESaved(h_TD, rstd, normed, logits, choice, weights, perm, gate_up)
+        shared_input, shared_gate_up = None, None
+        if self.shared:
+            shared_input = fp8.operand(normed, self.form(p, "shared_gate_up"))
+            shared_gate_up = self.product(p, "shared_gate_up", shared_input, mb)
+            shared_input = self.kept(shared_input)
+        return MoESaved(h_TD, rstd, normed, logits, choice, weights, perm, gate_up, shared_input, shared_gate_up)
 
     def mlp_output(self, p: Params, saved: MoESaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
         activation = swiglu(saved.gate_up, **self._form)
         outputs = self._experts(p, "experts_down", activation, saved.perm.ends)
-        return times_(combine(outputs, saved.perm, saved.weights), self.output_scale).add_(saved.x)
+        total = times_(combine(outputs, saved.perm, saved.weights), self.output_scale).add_(saved.x)
+        if saved.shared_gate_up is None:
+            return total
+        del outputs
+        activation = swiglu_operand(saved.shared_gate_up, self.form(p, "shared_down"))
+        return self.product_add(p, "shared_down", activation, total, mb, overwrite=True)
 
     def mlp_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
         perm, ends = saved.perm, saved.perm.ends
@@ -86,11 +112,41 @@ class MoEBlock(AttentionBlock):
             del inputs
         grouped_bias_grad(g.get("experts_gate_up_bias"), dgate_up, ends)
 
-        dlogits = route_backward(dweights, saved.logits, saved.choice, self.over_chosen, *self._balance(saved, mb))
-        accumulate_weight_grad(g.get("router"), dlogits, saved.normed, half_sums=self.half_sums)
-        accumulate_bias_grad(g.get("router_bias"), dlogits)
-        linear_add(dlogits, p["router"].t(), dnormed, overwrite=True)
+        dlogits = route_backward(dweights, saved.logits, saved.choice, self.scoring, *self._balance(saved, mb))
+        self._router_backward(p, g, dlogits, saved.normed, dnormed)
+        if saved.shared_input is not None and saved.shared_gate_up is not None:
+            dnormed += self._shared_backward(p, g, saved.shared_input, saved.shared_gate_up, dy_TD, mb)
         return rms_norm_backward(dnormed, saved.x, p["post_norm"], saved.rstd, g.get("post_norm"), dy_TD)
+
+    def _logits(self, p: Params, normed_TD: Tensor) -> Tensor:
+        if not self.wide_router:
+            return linear(normed_TD, p["router"], p.get("router_bias"))
+        dtype = wide(normed_TD.dtype)
+        return linear(normed_TD.to(dtype), p["router"].to(dtype))
+
+    def _choice_scores(self, p: Params, logits_TE: Tensor) -> Tensor:
+        return choice_scores(logits_TE, p["router_correction"], *self.groups) if self.scoring.sigmoid else logits_TE
+
+    def _router_backward(self, p: Params, g: Grads, dlogits_TE: Tensor, normed_TD: Tensor, dnormed_TD: Tensor) -> None:
+        """Accumulates the gradients of the router in `g`, and adds that of its input to `dnormed_TD`."""
+        if self.wide_router:
+            accumulate_weight_grad(g.get("router"), dlogits_TE, normed_TD.to(dlogits_TE.dtype))
+            dnormed_TD += linear_backward_input(dlogits_TE, p["router"].to(dlogits_TE.dtype))
+            return
+        accumulate_weight_grad(g.get("router"), dlogits_TE, normed_TD, half_sums=self.half_sums)
+        accumulate_bias_grad(g.get("router_bias"), dlogits_TE)
+        linear_add(dlogits_TE, p["router"].t(), dnormed_TD, overwrite=True)
+
+    def _shared_backward(
+        self, p: Params, g: Grads, x: Operand, gate_up: Tensor, dy_TD: Tensor, mb: MicroBatch
+    ) -> Tensor:
+        """The gradient of the input of the shared MLP; overwrites gate_up."""
+        dy_TD = times(dy_TD, self.output_scale)
+        activation, passed = self.backward_input(p, "shared_down", dy_TD, mb)  # its gradient, until it is overwritten
+        dgate_up = swiglu_backward(activation, gate_up, gate_up, activation)
+        self.backward_weights(p, g, "shared_down", dy_TD, passed, activation, mb)
+        del activation
+        return self.product_backward(p, g, "shared_gate_up", dgate_up, x, mb)
 
     def _balance(self, saved: MoESaved, mb: MicroBatch) -> tuple[Tensor | None, Tensor | None]:
         """The auxiliary loss's gradient for the probabilities [E] of each counted token, and the counted tokens."""
@@ -175,6 +231,13 @@ class MoEBlock(AttentionBlock):
         return {"experts_gate_up": gate_up, "experts_down": down}
 
     @property
+    def product_sizes(self) -> dict[str, tuple[int, int]]:
+        if not self.shared:
+            return super().product_sizes
+        shared = {"shared_gate_up": (self.hidden, 2 * self.shared), "shared_down": (self.shared, self.hidden)}
+        return super().product_sizes | shared
+
+    @property
     def _form(self) -> dict[str, Any]:
         return {"interleaved": self.clamp is not None, "clamp": self.clamp}
 
@@ -201,6 +264,9 @@ class MoEBlock(AttentionBlock):
         backward |= {"combination": rows, "norm and sum, backward": 4 * self.hidden}
         if self.biases:
             backward["biases, backward"] = 2 * activation + routed
+        if self.shared:
+            forward["shared activation"], backward["shared activation, backward"] = 3 * self.shared, 6 * self.shared
+            forward["shared sum"], backward["shared sum, backward"] = self.hidden, 3 * self.hidden
         ahead, back = (
             {**scaled(elements, tokens * itemsize), "experts' weights": weights} for elements in (forward, backward)
         )
@@ -251,9 +317,13 @@ class MoEBlock(AttentionBlock):
         return super().gradient_work(param, tokens, itemsize)
 
     def mlp_kept(self, tokens: int, itemsize: int) -> int:
-        choice = self.active * (itemsize + 3 * 4)  # weight, expert, row and place
-        elements = 2 * self.hidden + self.experts + self.active * 2 * self.intermediate
-        return tokens * (itemsize * elements + max(itemsize, 4) + choice) + 4 * self.experts
+        wide = max(itemsize, 4)
+        weight = wide if self.scoring.sigmoid else itemsize
+        choice = self.active * (weight + 3 * 4)  # weight, expert, row and place
+        routing = choice + self.experts * (wide if self.wide_router else itemsize)
+        elements = 2 * self.hidden + self.active * 2 * self.intermediate + 2 * self.shared
+        codes = self.hidden + 4 if "shared_gate_up" in self.fp8 else 0
+        return tokens * (itemsize * elements + wide + routing + codes) + 4 * self.experts
 
     def mlp_workspace(self, itemsize: int) -> tuple[int, int]:
         wide = max(itemsize, 4)
@@ -261,8 +331,13 @@ class MoEBlock(AttentionBlock):
         routing = self.active * (wide + 24)  # the gradient of the weights; rows' numbers, wide
         # the gradients of the routed rows and of their activation, with the activation; the gradient of a token
         between = itemsize * (self.active * self.hidden + 2 * activation + self.hidden) + routing
+        # behind the experts: the input of a router in the wide type, and its gradient; or the shared MLP
+        router = wide * 2 * (self.hidden + self.experts) if self.wide_router else 0
+        behind = max(router, itemsize * (self.hidden + 2 * self.shared))
+        between = max(between, itemsize * self.hidden + behind)
         # SwiGLU, a norm, the router's softmax, the operands of one expert's products
-        inside = max(3 * activation, 5 * self.hidden, 3 * self.experts, self.hidden + 2 * self.intermediate)
+        product = self.hidden + 2 * self.intermediate
+        inside = max(3 * activation, 3 * self.shared, 5 * self.hidden, 3 * self.experts, product)
         return between, wide * inside
 
     def _fp8_workspace(self, tokens: int, itemsize: int, *, fused: bool) -> int:

@@ -59,8 +59,8 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def problems(rope: Mapping[str, Any]) -> list[str]:
-    """The rotary settings that are not supported."""
+def problems(rope: Mapping[str, Any], head_size: int, *, partial: bool = False) -> list[str]:
+    """The rotary settings that are not supported. `partial`: rotating a part of a head's columns is."""
     if not rope:
         return ["rope_scaling or rope_parameters must be a JSON object"]
     if any(isinstance(value, Mapping) for value in rope.values()):
@@ -69,8 +69,15 @@ def problems(rope: Mapping[str, Any]) -> list[str]:
     needed = {"default": (), "llama3": LLAMA3, "yarn": YARN}.get(str(rope["rope_type"]))
     if needed is None:
         found.append(f"rope type {rope['rope_type']!r} is not supported; default, llama3 and yarn are")
-    if rope["partial_rotary_factor"] != 1:
-        found.append(f"partial_rotary_factor {rope['partial_rotary_factor']} is not supported; 1 is")
+    factor = rope["partial_rotary_factor"]
+    if factor != 1 and not partial:
+        found.append(f"partial_rotary_factor {factor} is not supported; 1 is")
+    elif factor != 1 and (
+        not _is_positive(factor) or factor > 1 or columns(rope, head_size) not in range(2, 1 << 30, 2)
+    ):
+        found.append(
+            f"partial_rotary_factor is at most 1, and times the head size {head_size} an even number, not {factor!r}"
+        )
     for key in ("rope_theta", *(needed or ())):
         if not _is_positive(rope.get(key)):
             found.append(f"{key} of the rotary embedding must be a positive number, not {shortened(rope.get(key))}")
@@ -89,9 +96,14 @@ def problems(rope: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def columns(rope: Mapping[str, Any], head_size: int) -> int:
+    """The columns of a head that are rotated."""
+    return int(head_size * rope["partial_rotary_factor"])
+
+
 def rotary(rope: Mapping[str, Any], head_size: int) -> Rotary:
     """The rotary positions of these settings."""
-    return Rotary(inverse_frequencies(rope, head_size), attention_factor(rope))
+    return Rotary(inverse_frequencies(rope, columns(rope, head_size)), attention_factor(rope))
 
 
 def inverse_frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[float, ...]:

@@ -21,6 +21,7 @@ LIMITS: Mapping[str | type, float] = {
     "head_dim": 65_536,
     "num_experts": 4096,
     "num_local_experts": 4096,
+    "n_routed_experts": 4096,
     int: 1 << 30,  # of every other key
     float: rope.LARGEST,
 }
@@ -59,12 +60,13 @@ def read_shape(
     biases: bool = False,
     quantized: str | None = None,
     ropes: Sequence[Mapping[str, Any]] | None = None,
+    partial: bool = False,
 ) -> Shape:
     """The shape of a decoder, or a UserError that lists every problem.
 
     `head_size`: see `read_sizes`. `unsupported`: problems that the caller found. `biases`: whether attention has them.
     `quantized`: the `quant_method` of weights that can be read nevertheless. `ropes`: the settings of several rotary
-    positions; None: those of the config.
+    positions; None: those of the config. `partial`: whether they may be of a part of a head's columns.
     """
     found = list(unsupported or [])
     sizes = read_sizes(config, found, head_size)
@@ -81,7 +83,8 @@ def read_shape(
     ):
         found.append("quantization_config: the weights are quantized; use the 16-bit or 32-bit original")
     ropes = [rope.parameters(config)] if ropes is None else ropes
-    found += dict.fromkeys(problem for settings in ropes for problem in rope.problems(settings))
+    problems = (rope.problems(settings, sizes.head_size, partial=partial) for settings in ropes)
+    found += dict.fromkeys(problem for each in problems for problem in each)
     if found:
         raise UserError("config.json describes a model that cannot be trained here:\n- " + "\n- ".join(found))
     return Shape(**asdict(sizes), rotaries=tuple(rope.rotary(settings, sizes.head_size) for settings in ropes))
@@ -128,6 +131,22 @@ def read_experts(config: Mapping[str, Any], key: str, found: list[str]) -> tuple
     return experts, active
 
 
+def read_groups(config: Mapping[str, Any], experts: int, active: int, found: list[str]) -> tuple[int, int]:
+    """The number of groups of experts, and of those that a token may reach; problems are added to `found`."""
+    before = len(found)
+    groups = read_number(config, "n_group", found, 1)
+    kept = read_number(config, "topk_group", found, 1)
+    if len(found) > before:
+        return 1, 1
+    if kept > groups:
+        found.append(f"topk_group {kept} is more than n_group {groups}")
+    elif experts % groups or (groups > 1 and experts // groups < 2):
+        found.append(f"n_group {groups} must divide the {experts} experts into groups of at least 2")
+    elif kept * (experts // groups) < active:
+        found.append(f"{kept} of {groups} groups of experts have fewer than num_experts_per_tok {active}")
+    return groups, kept
+
+
 def read_windows(
     config: Mapping[str, Any], window: int | None, windowed: Sequence[bool], found: list[str]
 ) -> list[int | None]:
@@ -146,12 +165,17 @@ def read_windows(
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
-def read_number(config: Mapping[str, Any], key: str, found: list[str], default: Any = None, kind: type = int) -> Any:
-    """A positive number, or a placeholder with a problem added to `found`, so that reading continues."""
+def read_number(
+    config: Mapping[str, Any], key: str, found: list[str], default: Any = None, kind: type = int, *, least: int = 1
+) -> Any:
+    """A positive number, or a placeholder with a problem added to `found`, so that reading continues.
+
+    `least` 0 allows zero.
+    """
     value = _get(config, key, default)
     accepted = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     most = LIMITS.get(key, LIMITS[kind])
-    if accepted and 0 < value <= most:
+    if accepted and (0 < value <= most or (least == 0 and value == 0)):
         return kind(value)
     what = "a positive whole number" if kind is int else "a positive number"
     if value is None:

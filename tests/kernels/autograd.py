@@ -12,7 +12,7 @@ from rptrain.kernels.dropout import Dropout
 from rptrain.kernels.grouped import grouped_bias_grad, grouped_mm, grouped_weight_grad
 from rptrain.kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_backward
 from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_weights
-from rptrain.kernels.moe import Permutation, choose, route, route_backward
+from rptrain.kernels.moe import Permutation, Scoring, choose, route, route_backward
 from rptrain.kernels.moe_rows import combine, combine_backward, gather
 from rptrain.kernels.reference.dense import wide
 from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward
@@ -114,20 +114,20 @@ class AddLoRA(torch.autograd.Function):
 
 
 class Route(torch.autograd.Function):
-    """`choose` and `route` for autograd: logits, number of experts, over_chosen to weights and choice."""
+    """`choose` and `route` for autograd: logits, number of experts, scoring to weights and choice."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, active: int, over_chosen: bool) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, active: int, scoring: Scoring) -> tuple[Tensor, Tensor]:
         choice = choose(logits, active)
         ctx.save_for_backward(logits, choice)
-        ctx.over_chosen = over_chosen
+        ctx.scoring = scoring
         ctx.mark_non_differentiable(choice)
-        return route(logits, choice, over_chosen), choice
+        return route(logits, choice, scoring), choice
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         logits, choice = ctx.saved_tensors
-        return route_backward(grad_outputs[0].contiguous(), logits, choice, ctx.over_chosen), None, None
+        return route_backward(grad_outputs[0].contiguous(), logits, choice, ctx.scoring), None, None
 
 
 class Gather(torch.autograd.Function):

@@ -15,7 +15,13 @@ from .autograd import Combine, Gather, GroupedMM, Route, SwiGLU
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(1, 1, 1), (5, 4, 4), (33, 6, 2), (18, 128, 8), (3, 100, 1)]  # tokens, experts, chosen
 shapes = pytest.mark.parametrize(("tokens", "experts", "active"), SHAPES)
-over = pytest.mark.parametrize("over_chosen", [True, False], ids=["over-chosen", "over-all"])
+FORMS = {
+    "over-chosen": moe.Scoring(over_chosen=True),
+    "over-all": moe.Scoring(over_chosen=False),
+    "sigmoids": moe.Scoring(over_chosen=False, sigmoid=True, scale=1.7),
+    "sigmoids-over-chosen": moe.Scoring(over_chosen=True, sigmoid=True, scale=0.6),
+}
+scorings = pytest.mark.parametrize("scoring", FORMS.values(), ids=FORMS)
 
 
 @shapes
@@ -37,15 +43,16 @@ def test_equal_logits_and_nan_give_distinct_experts_lower_first(device) -> None:
 
 @shapes
 @dtypes
-@over
-def test_weights_and_their_gradient(tokens, experts, active, dtype, over_chosen, device) -> None:
+@scorings
+def test_weights_and_their_gradient(tokens, experts, active, dtype, scoring, device) -> None:
     logits, dweights = random((tokens, experts), dtype, device), random((tokens, active), dtype, device, 1)
     choice = oracle.choose(logits, active)
     dprobs, counted = random((experts,), torch.float32, device, 2), torch.arange(tokens, device=device) % 3 > 0
-    exact = oracle.route(logits.double(), choice, over_chosen)
-    no_worse(moe.route_triton(logits, choice, over_chosen), oracle.route(logits, choice, over_chosen), exact)
+    exact, weights = oracle.route(logits.double(), choice, scoring), moe.route_triton(logits, choice, scoring)
+    assert weights.dtype == (torch.float32 if scoring.sigmoid else dtype)
+    no_worse(weights, oracle.route(logits, choice, scoring), exact)
     for balance in ((), (dprobs,), (dprobs, counted)):
-        given = (logits, choice, over_chosen, *balance)
+        given = (logits, choice, scoring, *balance)
         exact = oracle.route_backward(dweights.double(), logits.double(), *given[1:])
         ours = moe.route_backward_triton(dweights, *given)
         assert ours.dtype == dtype
@@ -53,21 +60,44 @@ def test_weights_and_their_gradient(tokens, experts, active, dtype, over_chosen,
         assert torch.equal(ours, moe.route_backward_triton(dweights, *given))
 
 
-@over
+@scorings
 @pytest.mark.parametrize("masked", [True, False])
-def test_oracle_of_routing_against_autograd(over_chosen, masked) -> None:
+def test_oracle_of_routing_against_autograd(scoring, masked) -> None:
     logits, dweights, dprobs = (random(shape, torch.float64, "cpu") for shape in [(9, 5), (9, 3), (5,)])
     counted = torch.arange(9) % 2 > 0 if masked else None
     choice = oracle.choose(logits, 3)
     at = logits.clone().requires_grad_()
     probs, place = at.softmax(1), choice.long()
-    chosen = probs.gather(1, place)
-    weights = chosen / chosen.sum(1, keepdim=True) if over_chosen else chosen
+    chosen = (at.sigmoid() if scoring.sigmoid else probs).gather(1, place)
+    weights = (chosen / chosen.sum(1, keepdim=True) if scoring.over_chosen else chosen) * scoring.scale
     balance = probs * dprobs if counted is None else probs * dprobs * counted[:, None]
     ((weights * dweights).sum() + balance.sum()).backward()
     assert at.grad is not None
-    close(oracle.route(logits, choice, over_chosen), weights)
-    close(oracle.route_backward(dweights, logits, choice, over_chosen, dprobs, counted), at.grad)
+    close(oracle.route(logits, choice, scoring), weights)
+    close(oracle.route_backward(dweights, logits, choice, scoring, dprobs, counted), at.grad)
+
+
+@pytest.mark.parametrize(("groups", "kept"), [(1, 1), (3, 1), (3, 2), (3, 3)])
+def test_scores_that_choose_among_sigmoids(groups, kept, device) -> None:
+    """Corrected, and -inf in groups whose two best sum to less."""
+    logits, correction = random((17, 12), torch.float32, device), random((12,), torch.float32, device, 1)
+    scores = moe.choice_scores(logits, correction, groups, kept)
+    expected = logits.sigmoid() + correction
+    for row, whole in zip(scores.tolist(), expected.tolist(), strict=True):
+        size = 12 // groups
+        parts = [whole[at : at + size] for at in range(0, 12, size)]
+        best = sorted(range(groups), key=lambda group: -sum(sorted(parts[group])[-2:]))[:kept]
+        assert row == [x if at // size in best else float("-inf") for at, x in enumerate(whole)]
+
+
+def test_sigmoids_of_extreme_logits_are_finite(device) -> None:
+    logits = torch.tensor([[-200.0, -300.0, 200.0, 300.0]], device=device)
+    for chosen in ([0, 1], [2, 3], [0, 3]):
+        choice = torch.tensor([chosen], dtype=torch.int32, device=device)
+        for scoring in (FORMS["sigmoids"], FORMS["sigmoids-over-chosen"]):
+            given, dweights = (logits, choice, scoring), torch.ones(1, 2, device=device)
+            for route, back in ((oracle.route, oracle.route_backward), (moe.route_triton, moe.route_backward_triton)):
+                assert route(*given).isfinite().all() and back(dweights, *given).isfinite().all()
 
 
 @shapes
@@ -103,16 +133,16 @@ def test_balance_is_that_of_transformers(masked) -> None:
     dprobs = moe.balance_grad(counts, rows, 0.3)
     for logits, choice in zip(layers, choices, strict=True):
         nothing = torch.zeros_like(choice, dtype=torch.float32)
-        ours = moe.route_backward(nothing, logits.detach(), choice, True, dprobs, counted)
+        ours = moe.route_backward(nothing, logits.detach(), choice, FORMS["over-chosen"], dprobs, counted)
         assert logits.grad is not None
         assert (ours - logits.grad).abs().max() <= 1e-5 * logits.grad.abs().max()
 
 
 def ours_of(x: Tensor, router: Tensor, router_bias: Tensor | None, experts: list[Tensor], form: tuple) -> Tensor:
     """A mixture of experts of this project's operations; weights [E, K, M], with biases or without."""
-    active, over_chosen, swiglu = form
+    active, scoring, swiglu = form
     gate_up, gate_up_bias, down, down_bias = experts if len(experts) == 4 else (experts[0], None, experts[1], None)
-    weights, choice = Route.apply(F.linear(x, router, router_bias), active, over_chosen)
+    weights, choice = Route.apply(F.linear(x, router, router_bias), active, scoring)
     perm = moe.permute(choice, router.shape[0])
     product = GroupedMM.apply(Gather.apply(x, perm), gate_up, perm.ends, gate_up_bias)
     rows = GroupedMM.apply(SwiGLU.apply(product, *swiglu), down, perm.ends, down_bias)
@@ -157,7 +187,7 @@ def test_the_block_of_qwen3_moe(tokens, experts, active, renormalize) -> None:
     )  # fmt: skip
     module = with_random_parameters(Qwen3MoeSparseMoeBlock(config))
     weights = [module.experts.gate_up_proj.mT, module.experts.down_proj.mT]
-    form = (active, renormalize, ())
+    form = (active, moe.Scoring(renormalize), ())
     compare(
         module,
         lambda x: ours_of(x, module.gate.weight, None, weights, form),
@@ -175,7 +205,7 @@ def test_the_block_of_gpt_oss(tokens, experts, active) -> None:
     at = module.experts
     at.limit = 1.5  # low enough to be met; older versions do not read it from the config
     weights = [at.gate_up_proj, at.gate_up_proj_bias, at.down_proj, at.down_proj_bias]
-    form = (active, True, (True, Clamp(limit=1.5)))
+    form = (active, FORMS["over-chosen"], (True, Clamp(limit=1.5)))
     compare(
         module,
         lambda x: ours_of(x, module.router.weight, module.router.bias, weights, form),

@@ -4,6 +4,7 @@ That holds once kernels are compiled and constants are on the device. `quantize`
 loss has a test of its own.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -123,17 +124,19 @@ def products_of_experts_in_fp8(rand: Rand, *, by_input: bool) -> Run:
 
 def routing(rand: Rand) -> Run:
     logits, counted = rand(TOKENS, EXPERTS), torch.arange(TOKENS, device="cuda") % 3 > 0
-    count = counted.sum()
+    count, correction = counted.sum(), rand(4).float()
 
     def run() -> None:
+        for groups, reached in ((1, 1), (2, 1)):
+            moe.choose(moe.choice_scores(logits[:, :4], correction, groups, reached), ACTIVE)
         choice = moe.choose(logits, ACTIVE)
         moe.permute(choice, EXPERTS)
         for kept, number in ((None, TOKENS), (counted, count)):
             dprobs = moe.balance_grad(moe.expert_counts(choice, EXPERTS, kept), number, 0.01)
-            for over_chosen in (True, False):
-                weights = moe.route(logits, choice, over_chosen)
-                moe.route_backward(weights, logits, choice, over_chosen)
-                moe.route_backward(weights, logits, choice, over_chosen, dprobs, kept)
+            for scoring in itertools.starmap(moe.Scoring, itertools.product((True, False), (True, False))):
+                weights = moe.route(logits, choice, scoring)
+                moe.route_backward(weights, logits, choice, scoring)
+                moe.route_backward(weights, logits, choice, scoring, dprobs, kept)
 
     return run
 

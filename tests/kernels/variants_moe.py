@@ -1,5 +1,7 @@
 """What kernels/moe.py and moe_rows.py launch: 128 experts of which 8 (Qwen3-MoE), 32 of which 4 (GPT-OSS)."""
 
+from itertools import product
+
 from rptrain.kernels import moe, moe_rows
 from rptrain.kernels.launch import power_of_2
 from tests.kernels.compiling import Variant
@@ -10,14 +12,15 @@ WIDTHS = (2048, 2880, 4096, 768)  # hidden sizes, and an expert's intermediate s
 def _routing(experts: int, active: int, dtype: str) -> list[Variant]:
     rows = moe.ELEMENTS // experts
     sizes = {"ACTIVE": active, "ROWS": rows, "WIDTH": experts, "PLACES": power_of_2(active)}
-    common = {"logits": dtype, "choice": "*i32", "weights": dtype, "tokens": "i32", "experts": "i32"}
+    common = {"logits": dtype, "choice": "*i32", "weights": dtype, "scale": "fp32", "tokens": "i32", "experts": "i32"}
     grads = common | {"dweights": "*fp32", "dprobs": "*fp32", "counted": "*i1", "dlogits": dtype}
     options = {"num_warps": 4}
     found = [Variant(moe._choose_kernel, common, sizes, options)]
-    for over_chosen in (True, False):
-        over = sizes | {"OVER_CHOSEN": over_chosen}
-        balance = over | {"BALANCE": True, "COUNTED": True}
-        found.append(Variant(moe._route_kernel, common, over, options))
+    for over_chosen, sigmoid in product((True, False), (True, False)):
+        scoring = sizes | {"OVER_CHOSEN": over_chosen, "SIGMOID": sigmoid}
+        balance = scoring | {"BALANCE": True, "COUNTED": True}
+        wide = {"weights": "*fp32"} if sigmoid else {}
+        found.append(Variant(moe._route_kernel, common | wide, scoring, options))
         found.append(Variant(moe._route_backward_kernel, grads, balance, options))
     return found
 

@@ -40,6 +40,13 @@ COMMON = {
 }
 QWEN3_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 7}
 GPT_OSS_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 4}
+GLM_EXPERTS = {
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 7,
+    "routed_scaling_factor": 1.7,
+}
+MINIMAX_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 3}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -98,6 +105,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [3],
         "tie_word_embeddings": True,
     },
+    "glm4-moe": {"model_type": "glm4_moe", "head_dim": 8, **GLM_EXPERTS, "num_hidden_layers": 3, "use_qk_norm": True},
+    "glm4-moe-groups": {
+        "model_type": "glm4_moe",
+        **GLM_EXPERTS,
+        "head_dim": 12,
+        "n_routed_experts": 6,
+        "n_group": 3,
+        "topk_group": 2,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 0,
+        "attention_bias": True,
+        "norm_topk_prob": False,
+        "tie_word_embeddings": True,
+    },
+    "minimax-m2": {"model_type": "minimax_m2", "head_dim": 8, **MINIMAX_EXPERTS, "rotary_dim": 4},
+    "minimax-m2-whole": {"model_type": "minimax_m2", "head_dim": 6, **MINIMAX_EXPERTS, "tie_word_embeddings": True},
     "gpt-oss": {"model_type": "gpt_oss", "head_dim": 10, **GPT_OSS_EXPERTS},
     "gpt-oss-yarn": {
         "model_type": "gpt_oss",
@@ -121,6 +144,8 @@ SETTINGS: dict[str, dict[str, Any]] = {  # that `fresh` adds
     },
     "Qwen3MoeForCausalLM": QWEN3_EXPERTS,
     "GptOssForCausalLM": GPT_OSS_EXPERTS,
+    "Glm4MoeForCausalLM": {**GLM_EXPERTS, "head_dim": 8, "use_qk_norm": True},
+    "MiniMaxM2ForCausalLM": {**MINIMAX_EXPERTS, "head_dim": 8, "rotary_dim": 4},
 }
 
 
@@ -255,6 +280,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
                 parameter.uniform_(0.5, 1.5)
             if "bias" in name:
                 parameter.uniform_(-0.5, 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.uniform_(-0.2, 0.2)
     directory = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(directory)
     return model.eval(), directory

@@ -7,18 +7,28 @@ from torch import Tensor
 from rptrain.models.layers.generate import generate
 from rptrain.models.weights import pretrained
 
+APART = {  # the names of gate, up and down in checkpoints in which experts are apart
+    "qwen3_moe": ("gate_proj", "up_proj", "down_proj"),
+    "glm4_moe": ("gate_proj", "up_proj", "down_proj"),
+    "minimax_m2": ("w1", "w3", "w2"),
+}
+
 
 def by_stored_name(model) -> dict[str, Tensor]:
-    """Gradients by the names of a checkpoint, in which Qwen3-MoE's experts are apart."""
-    gradients = {}
+    """Gradients by the names of a checkpoint."""
+    gradients, kinds = {}, APART.get(model.config.model_type)
     for name, parameter in model.named_parameters():
-        if model.config.model_type != "qwen3_moe" or ".experts." not in name:
+        if kinds is None or ".experts." not in name:
             gradients[name] = parameter.grad
             continue
         at, kind = name.rsplit(".", 1)
         for expert, gradient in enumerate(parameter.grad):
-            pieces = {"gate_proj": gradient[:7], "up_proj": gradient[7:]} if "gate" in kind else {kind: gradient}
-            gradients |= {f"{at}.{expert}.{piece}.weight": part for piece, part in pieces.items()}
+            pieces = (
+                zip(kinds[:2], gradient.chunk(2), strict=True) if kind == "gate_up_proj" else [(kinds[2], gradient)]
+            )
+            gradients |= {f"{at}.{expert}.{piece}.weight": part for piece, part in pieces}
+    if model.config.model_type == "minimax_m2":
+        return {name.replace(".mlp.", ".block_sparse_moe."): gradient for name, gradient in gradients.items()}
     return gradients
 
 

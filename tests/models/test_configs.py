@@ -129,7 +129,7 @@ def test_yarn_is_that_of_transformers(settings, theta, head_size) -> None:
     lengths = {"max_position_embeddings": 4096}
     theirs = GptOssRotaryEmbedding(GptOssConfig(head_dim=head_size, rope_parameters=dict(settings), **lengths))
     ours = rope.parameters({**CONFIG, "rope_scaling": settings, **lengths})
-    assert rope.problems(ours) == []
+    assert rope.problems(ours, head_size) == []
     inv_freq = torch.tensor(rope.inverse_frequencies(ours, head_size))
     assert torch.equal(inv_freq, theirs.inv_freq)
     assert rope.attention_factor(ours) == pytest.approx(theirs.attention_scaling, rel=1e-14)

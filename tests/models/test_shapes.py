@@ -302,5 +302,5 @@ def test_architectures_by_name_and_by_type() -> None:
         for spelled in (config, {**config, "architectures": [name]}):
             assert registry.build(spelled).architecture == name
     for unknown in ({"architectures": ["MambaForCausalLM"]}, {"architectures": [{}]}):
-        with pytest.raises(UserError, match=r"supported are GptOss.*, LlamaForCausalLM, .*, SmolLM3ForCausalLM$"):
+        with pytest.raises(UserError, match=r"supported are Glm4Moe.*, LlamaForCausalLM, .*, SmolLM3ForCausalLM$"):
             registry.build(unknown)

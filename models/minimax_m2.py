@@ -1,0 +1,69 @@
+"""MiniMax-M2: experts chosen by corrected sigmoids, norms over all heads, and partly rotated heads."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rptrain.kernels.moe import Scoring
+from rptrain.models.layers import decoder
+from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.spec import ModelSpec, Unit
+from rptrain.models.weights.hf_config import Sizes, read_experts, read_number, read_shape
+
+ARCHITECTURE = "MiniMaxM2ForCausalLM"
+DEFAULTS = {"head_dim": 128, "rope_theta": 5_000_000.0}  # for missing keys of config.json
+ONLY = {  # settings of published files, which transformers does not read, and their only supported values
+    "scoring_func": "sigmoid",
+    "qk_norm_type": "per_layer",
+    "shared_intermediate_size": 0,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+}
+KINDS = ("w1", "w3", "w2")  # gate, up and down of an expert
+OPTIONS = {"qk_norm": True, "whole_qk_norm": True}
+
+
+def build(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
+    filled = DEFAULTS | {key: value for key, value in config.items() if value is not None}
+    found = [
+        f"{key} {filled[key]!r} is not supported; {value!r} is"
+        for key, value in ONLY.items()
+        if filled.get(key, value) != value
+    ]
+    experts, active = read_experts(filled, "num_local_experts", found)
+    if filled.get("router_jitter_noise"):
+        found.append(f"router_jitter_noise {filled['router_jitter_noise']!r} is not supported; it must be off")
+    if filled.get("rotary_dim") is not None and "partial_rotary_factor" not in filled:
+        size = read_number(filled, "head_dim", [])  # `read_shape` reports the problem
+        filled["partial_rotary_factor"] = read_number(filled, "rotary_dim", found) / size
+    shape = read_shape(filled, unsupported=found, partial=True)
+
+    routing = {"experts": experts, "active": active, "scoring": Scoring(over_chosen=True, sigmoid=True)}
+    layers = range(shape.layers)
+    return decoder.model(
+        ARCHITECTURE,
+        config,
+        shape,
+        [_unit(shape, index, experts) for index in layers],
+        [MoEBlock(**decoder.block_sizes(shape, index), **OPTIONS, **routing) for index in layers],
+        frozen={
+            index: decoder.correction_unit(index, f"{_mixture(index)}.e_score_correction_bias", experts)
+            for index in layers
+        },
+    )
+
+
+def _mixture(index: int) -> str:
+    """The mixture of experts of a layer in checkpoints."""
+    return f"model.layers.{index}.block_sparse_moe"
+
+
+def _unit(sizes: Sizes, index: int, experts: int) -> Unit:
+    at = f"model.layers.{index}"
+    params = (
+        *decoder.attention_params(sizes, at, **OPTIONS),
+        decoder.post_norm(sizes, at),
+        decoder.matrix("router", sizes.hidden, sizes.std, (f"{_mixture(index)}.gate", experts)),
+        *decoder.expert_matrices(sizes, at, sizes.intermediate, experts, "block_sparse_moe.experts", KINDS),
+    )
+    return Unit(f"layers.{index}", params)
