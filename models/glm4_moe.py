@@ -29,11 +29,12 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     dense = read_number(filled, "first_k_dense_replace", found, 1, least=0)
     over_chosen = read_flag(filled, "norm_topk_prob", found)
     scoring = Scoring(over_chosen, True, read_number(filled, "routed_scaling_factor", found, 1.0, float))
+    extra = read_number(filled, "num_nextn_predict_layers", found, 1, least=0)
     biases = read_flag(filled, "attention_bias", found)
     qk_norm = read_flag(filled, "use_qk_norm", found)
     shape = read_shape(filled, unsupported=found, biases=biases, partial=True)
 
-    options = {"qk_norm": qk_norm, "qkv_bias": biases}
+    options: dict[str, Any] = {"qk_norm": qk_norm, "qkv_bias": biases}
     units, blocks, frozen = [], [], {}
     for index in range(shape.layers):
         sizes = decoder.block_sizes(shape, index)
@@ -48,7 +49,9 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
         routing = {"experts": experts, "active": active, "scoring": scoring, "groups": groups, "wide_router": True}
         sizes |= {"intermediate": intermediate, "shared": shared}
         blocks.append(MoEBlock(**sizes, **options, **routing))
-    return decoder.model(ARCHITECTURE, config, shape, units, blocks, frozen=frozen)
+    # the layers behind the last one, which predict further tokens, are not trained
+    carried = tuple(f"model.layers.{shape.layers + number}.*" for number in range(extra))
+    return decoder.model(ARCHITECTURE, config, shape, units, blocks, frozen=frozen, carried=carried)
 
 
 def _unit(sizes: Sizes, index: int, intermediate: int, experts: int, shared: int, options: Mapping[str, bool]) -> Unit:

@@ -6,6 +6,7 @@ C head size, I intermediate size, E experts, V vocabulary.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from math import prod
 from typing import Any, Protocol
@@ -409,6 +410,11 @@ class ModelShape:
     hidden_size: int
     vocab_size: int
     tied: bool
+    carried: tuple[str, ...] = ()  # patterns of tensors of its checkpoints that training leaves out
+
+    def carries(self, name: str) -> bool:
+        """Whether training leaves out a checkpoint's tensor of this name."""
+        return any(fnmatchcase(name, pattern) for pattern in self.carried)
 
     @property
     def stack(self) -> tuple[LayerShape, ...]:

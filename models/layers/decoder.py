@@ -140,10 +140,11 @@ def model(
     *,
     logits_scale: float = 1.0,
     frozen: Mapping[int, Unit] | None = None,
+    carried: tuple[str, ...] = (),
 ) -> ModelSpec:
     """The decoder with these blocks, an embedding, a last norm and a head.
 
-    `frozen`: units of layers, by their numbers, in addition to `blocks`.
+    `frozen`: units of layers, by their numbers, in addition to `blocks`. `carried`: see ModelShape.
     """
     embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
     units = [embed, *blocks, Unit("norm", (norm("norm", "model.norm", shape.hidden),))]
@@ -168,4 +169,5 @@ def model(
         vocab_size=shape.vocab,
         rotaries=shape.rotaries,
         tied=shape.tied,
+        carried=carried,
     )

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 from math import lcm, prod
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from torch import Tensor
 
 from rptrain.kernels.quant import Quantized, finite
 from rptrain.models.registry import read_config
-from rptrain.models.spec import CheckpointPart, ModelSpec, Param
+from rptrain.models.spec import CheckpointPart, ModelShape, ModelSpec, Param
 from rptrain.models.weights import mxfp4, quantized
+from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.models.weights.safetensors_io import Stored, read, read_header, write
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import Stamp
 from rptrain.utils.files import naming
 from rptrain.utils.parallel import in_parallel
 
+Entry = tuple[tuple[int, ...], torch.dtype]  # the shape and type of a tensor in a checkpoint
 View = Callable[[int, str], Tensor]  # a parameter on the host by unit index and name, to read or to fill
 Held = Callable[[int, str], Tensor | Quantized]  # the same in its stored form
 
@@ -41,6 +44,7 @@ class WeightFiles:
 
     directory: Path
     tensors: Mapping[str, Stored]
+    carried: Mapping[str, Stored]  # tensors that training leaves out: models/weights/carried.py
     stamps: Mapping[Path, Stamp]  # stamps of its files, taken before their headers were read
 
 
@@ -65,10 +69,6 @@ class _Place:
     def stored(self, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
         """The shape, and the type in the checkpoint of a model in `dtype`."""
         return self.shape, self.param.dtype or dtype
-
-    def nbytes(self, dtype: torch.dtype) -> int:
-        """Bytes in the checkpoint of a model in `dtype`."""
-        return prod(self.shape) * (self.param.dtype or dtype).itemsize
 
     def of(self, view: View) -> Tensor:
         return view(self.unit, self.param.name)[self.start : self.start + self.part.rows]
@@ -103,7 +103,9 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     for name, place in places.items():
         wanted |= place.packed if not stored.keys().isdisjoint(place.packed) else {name: place.shape}
     missing = [f"{name} is missing" for name in wanted if name not in stored]
-    extra = [f"{name} is not part of the model" for name in stored if name not in wanted and not _ignored(name, spec)]
+    rest = {name: tensor for name, tensor in stored.items() if name not in wanted and not _ignored(name, spec)}
+    carried = {name: tensor for name, tensor in rest.items() if spec.carries(name)}
+    extra = [f"{name} is not part of the model" for name in rest if name not in carried]
     shapes = [
         f"{name} has shape {list(stored[name].shape)}, not {list(shape)}"
         for name, shape in wanted.items()
@@ -113,7 +115,7 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     if problems := missing + extra + shapes + sorted(wide):
         shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
         raise UserError(f"the weights in {directory} do not fit its config.json:\n- " + "\n- ".join(shown))
-    return WeightFiles(directory, {name: stored[name] for name in wanted}, stamps)
+    return WeightFiles(directory, {name: stored[name] for name in wanted}, carried, stamps)
 
 
 def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int] | None = None) -> None:
@@ -223,32 +225,41 @@ def save(
     dtype: torch.dtype,
     max_shard_bytes: float = 5e9,
     wrote: Callable[[int], object] | None = None,
+    carried: Carried = NOTHING,
 ) -> WeightFiles:
     """Saves the model in Hugging Face format, then reads the headers back and checks them.
 
     Writes model.safetensors, or model-0000i-of-0000N.safetensors with an index, and config.json, with one tensor in
-    memory at a time. `wrote` is called with the bytes of each. Raises UserError if the directory already has weights.
+    memory at a time. `carried` tensors are copied in addition. `wrote` is called with the bytes of each tensor. Raises
+    UserError if the directory already has weights.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     if old := sorted(path.name for path in directory.glob("*.safetensors*")):
         raise UserError(f"{directory} already holds weights ({old[0]}); save to another directory")
     places = _places(spec)
-    shards = list(_shards(places, dtype, max_shard_bytes))
+    entries = {key: place.stored(dtype) for key, place in places.items()}
+    entries |= {key: (stored.shape, stored.dtype) for key, stored in carried.tensors.items()}
+    shards = list(_shards(entries, max_shard_bytes))
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     if len(shards) == 1:
         names = [SINGLE]
+    tensors = chain((place.of(view) for place in places.values()), (tensor for _, tensor in carried.read()))
     for name, shard in zip(names, shards, strict=True):
-        entries = {key: places[key].stored(dtype) for key in shard}
-        write(directory / name, entries, (places[key].of(view) for key in shard), wrote)
+        write(directory / name, {key: entries[key] for key in shard}, islice(tensors, len(shard)), wrote)
     if len(shards) > 1:
-        total = sum(place.nbytes(dtype) for place in places.values())
+        total = sum(map(_nbytes, entries.values()))
         by_tensor = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
         _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": by_tensor})
     config = {key: value for key, value in spec.config.items() if key not in ("torch_dtype", "quantization_config")}
     config |= {"architectures": [spec.architecture], "dtype": str(dtype).removeprefix("torch.")}
     _write_json(directory / "config.json", config)
     return check(directory, spec)
+
+
+def stored_bytes(spec: ModelShape, dtype: torch.dtype) -> int:
+    """Bytes of the weights in a checkpoint of a model in `dtype`."""
+    return sum(_nbytes((param.shape, param.dtype or dtype)) for unit in spec.units for param in unit.params)
 
 
 def _places(spec: ModelSpec, units: Collection[int] | None = None) -> dict[str, _Place]:
@@ -304,11 +315,16 @@ def _files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _shards(places: Mapping[str, _Place], dtype: torch.dtype, max_bytes: float) -> Iterator[list[str]]:
+def _nbytes(entry: Entry) -> int:
+    shape, dtype = entry
+    return prod(shape) * dtype.itemsize
+
+
+def _shards(entries: Mapping[str, Entry], max_bytes: float) -> Iterator[list[str]]:
     shard: list[str] = []
     size = 0
-    for name, place in places.items():
-        needed = place.nbytes(dtype)
+    for name, entry in entries.items():
+        needed = _nbytes(entry)
         if shard and size + needed > max_bytes:
             yield shard
             shard, size = [], 0

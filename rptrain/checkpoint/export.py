@@ -34,6 +34,7 @@ from rptrain.kernels.reference.dense import wide
 from rptrain.models.adapters.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
+from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.models.weights.pretrained import View
 from rptrain.models.weights.quantized import base_of
 from rptrain.utils.errors import UserError
@@ -91,11 +92,13 @@ def export(
     if merge:
         kind = kind or dtype_of(state)
         spec, view = from_checkpoint(checkpoint, wide(kind))
-        return _write(merged(spec, view), without_adapters(spec), base, to, kind, progress, force=force)
+        carried = frozen.carried(state["meta"], spec)
+        return _write(merged(spec, view), without_adapters(spec), base, to, kind, progress, carried, force=force)
     spec, view = from_checkpoint(checkpoint, kind)
     if lora is not None:
         return _write_adapter(view, spec, Adapter.of(lora), base, to, kind or dtype_of(state), progress, force=force)
-    return _write(view, spec, base, to, kind, progress, force=force)
+    carried = frozen.carried(state["meta"], spec)
+    return _write(view, spec, base, to, kind, progress, carried, force=force)
 
 
 def export_store(
@@ -106,8 +109,10 @@ def export_store(
     dtype: str | None = None,
     *,
     adapter: Adapter | None = None,
+    carried: Carried = NOTHING,
 ) -> Path:
-    """Writes a model in memory as `export` does. `view` gives its parameters, and `base_dir` all other files.
+    """Writes a model in memory as `export` does. `view` gives its parameters, `carried` other tensors, and `base_dir`
+    all other files.
 
     With `adapter`, only the adapter is written. The parent folder of `to` must exist.
     """
@@ -115,7 +120,7 @@ def export_store(
     _check_earlier(to)
     if adapter is not None:
         return _write_adapter(view, spec, adapter, base, to, _dtype(dtype), ExportProgress())
-    return _write(view, spec, base, to, _dtype(dtype), ExportProgress())
+    return _write(view, spec, base, to, _dtype(dtype), ExportProgress(), carried)
 
 
 def _write(
@@ -125,15 +130,16 @@ def _write(
     to: Path,
     dtype: torch.dtype | None,
     progress: ExportProgress,
+    carried: Carried,
     *,
     force: bool = False,
 ) -> Path:
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
-    weights = spec.num_parameters * dtype.itemsize
+    weights = pretrained.stored_bytes(spec, dtype) + carried.nbytes
     needed = weights + sum(map(len, base.values()))
     with written_aside(to, {"kind": KIND}, needed, check_names, force=force) as aside:
         progress.begin("writing", weights)
-        pretrained.save(aside.path, spec, view, dtype, wrote=progress.wrote)
+        pretrained.save(aside.path, spec, view, dtype, wrote=progress.wrote, carried=carried)
         for name, content in base.items():
             if name != "config.json":  # written with the weights: it names their dtype
                 aside.write(name, [content])
@@ -141,7 +147,7 @@ def _write(
             tokens = {key: spec.config[key] for key in SPECIAL_TOKENS if spec.config.get(key) is not None}
             aside.write_json(GENERATION, {"_from_model_config": True, **tokens})
         progress.begin("reading back")
-        verify(aside.path, spec)
+        verify(aside.path, spec, carried)
     return to
 
 

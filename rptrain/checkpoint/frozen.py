@@ -19,7 +19,9 @@ from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import adapter_units, set_magnitudes, with_lora, without_adapters
 from rptrain.models.spec import ModelSpec, Unit
+from rptrain.models.weights import carried as carried_tensors
 from rptrain.models.weights import pretrained
+from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.models.weights.file_backed import FileBackedUnit
 from rptrain.models.weights.quantized import with_base
 from rptrain.models.weights.safetensors_io import as_bytes
@@ -29,9 +31,17 @@ from rptrain.utils.parallel import in_parallel
 Flats = Sequence[tuple[Unit, Tensor | FileBackedUnit]]  # frozen units, each with the flat buffer of its parameters
 
 
-def describe(flats: Flats, patterns: Sequence[str], seed: int, drawn: bool, base: str) -> dict[str, Any]:
-    """`frozen` of a checkpoint's meta. `drawn`: the weights were randomly initialized, not read from files."""
-    return {"patterns": [*patterns], "base": base, "drawn": drawn, "seed": seed, "sha256": hashes(flats)}
+def describe(
+    flats: Flats, patterns: Sequence[str], seed: int, files: pretrained.WeightFiles | None, base: str
+) -> dict[str, Any] | None:
+    """`frozen` of a checkpoint's meta; None if no weights are frozen, and none carried along. No `files`: the weights
+    were randomly initialized.
+    """
+    carried = {} if files is None else carried_tensors.hashes(files.carried)
+    if not flats and not carried:
+        return None
+    described = {"patterns": [*patterns], "base": base, "drawn": files is None, "seed": seed, "sha256": hashes(flats)}
+    return described | ({"carried": carried} if carried else {})
 
 
 def hashes(flats: Flats) -> dict[str, str]:
@@ -46,10 +56,10 @@ def hashes(flats: Flats) -> dict[str, str]:
     return found
 
 
-def check(meta: Mapping[str, Any], found: Mapping[str, str]) -> None:
-    """UserError if hashes of units differ from those in the meta of a checkpoint."""
+def check(meta: Mapping[str, Any], found: Mapping[str, str], kind: str = "sha256") -> None:
+    """UserError if hashes of units, or of `carried` tensors, differ from those in the meta of a checkpoint."""
     for name, digest in found.items():
-        if meta["frozen"]["sha256"].get(name) != digest:
+        if meta["frozen"].get(kind, {}).get(name) != digest:
             raise UserError(
                 f"the frozen weights of {name} are not those that the run was trained with: restore the files in "
                 f"{meta['model_dir']}"
@@ -108,6 +118,17 @@ def held_reader(
         return {**plain, **quantized}
 
     return read
+
+
+def carried(meta: Mapping[str, Any], spec: ModelSpec) -> Carried:
+    """The tensors that the run's model has beside its weights, in their source. UserError if one is missing."""
+    known = meta.get("frozen", {}).get("carried", {})
+    if not known:
+        return NOTHING
+    files = pretrained.check(meta["model_dir"], without_adapters(spec))
+    if missing := [name for name in known if name not in files.carried]:
+        raise UserError(f"{missing[0]} is missing from {meta['model_dir']}: restore its files")
+    return Carried({name: files.carried[name] for name in known}, known)
 
 
 def fill(

@@ -10,13 +10,14 @@ from rptrain.checkpoint.atomic_dir import MANIFEST, THREADS, check_hash, read_ma
 from rptrain.models import registry
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
+from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 
 
-def verify(directory: Path, spec: ModelSpec | None = None) -> None:
+def verify(directory: Path, spec: ModelSpec | None = None, carried: Carried = NOTHING) -> None:
     """UserError unless the directory has a complete model: count, names, shapes and dtype of its tensors, and finite
-    values. If there is a manifest, sizes and hashes are checked too.
+    values; and `carried` tensors, unchanged. If there is a manifest, sizes and hashes are checked too.
 
     `spec` None stands for the model that config.json describes.
     """
@@ -24,13 +25,16 @@ def verify(directory: Path, spec: ModelSpec | None = None) -> None:
     _check_hashes(directory)
     config = registry.read_config(directory)
     spec = spec or registry.build(config)
-    tensors = pretrained.check(directory, spec).tensors
+    files = pretrained.check(directory, spec)
+    carried.check(files.carried)
+    tensors = files.tensors
     if empty := [name for name, stored in tensors.items() if not prod(stored.shape)]:
         raise UserError(f"{directory}: {empty[0]} has no elements")
     count = sum(prod(stored.shape) for stored in tensors.values())
     if count != spec.num_parameters:
         raise UserError(f"{directory} holds {count} parameters, and the model has {spec.num_parameters}")
-    found = {str(stored.dtype).removeprefix("torch.") for stored in tensors.values()}
+    own = {part.key for unit in spec.units for param in unit.params if param.dtype is not None for part in param.parts}
+    found = {str(stored.dtype).removeprefix("torch.") for name, stored in tensors.items() if name not in own}
     if found != {config.get("dtype")}:
         raise UserError(f"{directory}: weights are {', '.join(sorted(found))}, config.json says {config.get('dtype')}")
     by_file: dict[Path, list[str]] = {}

@@ -22,9 +22,11 @@ from rptrain.engine.store import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.transfer.staging import staging_bytes
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units
+from rptrain.models.weights.pretrained import stored_bytes
 from rptrain.models.weights.quantized import loading_bytes
 from rptrain.planner.choose import LIBRARIES, RunPlan, Workload, exchange_bytes, least_footprint, make_plan, row_bytes
 from rptrain.planner.hardware import Gpu, Hardware
+from rptrain.planner.model import carried_bytes
 from rptrain.runs.run_dir import RunDir, forks
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.utils.errors import UserError
@@ -342,7 +344,10 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> M
     output = Path(config.save.output_dir).absolute()
     place = next(folder for folder in (output, *output.parents) if os.path.isdir(folder))  # False if too long
     usage = shutil.disk_usage(place)
-    exported = sum(map(prod, shapes(spec).values())) if config.adapters else spec.num_parameters
+    if config.adapters:
+        exported = itemsize * sum(map(prod, shapes(spec).values()))
+    else:
+        exported = stored_bytes(spec, workload.dtype) + carried_bytes(config, spec)
     earlier = min(saved, (count - 1) * one)
     source = (
         f"free in {place}" if not earlier else f"free in {place}, with the {format_bytes(earlier)} of its checkpoints"
@@ -352,7 +357,7 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> M
         "disk",
         (
             MemoryPart("checkpoint" if count == 1 else f"{count} checkpoints of {format_bytes(one)}", count * one),
-            MemoryPart("exported model", exported * itemsize),
+            MemoryPart("exported model", exported),
             MemoryPart("metadata (config, tokenizer)", SLACK),
         ),
         usage.free + earlier if usage.total else None,  # /proc and the like have no size

@@ -1,5 +1,6 @@
 """The model that a config trains: its files, frozen parameters and adapters."""
 
+from math import prod
 from pathlib import Path
 
 from rptrain.config.schema import Config, Lora
@@ -9,10 +10,11 @@ from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
 from rptrain.models.fp8 import with_fp8
 from rptrain.models.half import with_half_sums
 from rptrain.models.layers.balance import balanced
-from rptrain.models.spec import ModelSpec
+from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import pieces
 from rptrain.models.weights.quantized import with_base
+from rptrain.models.weights.safetensors_io import read_header
 from rptrain.planner.choose import DTYPES
 from rptrain.planner.hardware import Hardware, sums_at_half_rate
 from rptrain.utils.errors import UserError
@@ -52,6 +54,19 @@ def _is_preset(model_dir: Path) -> bool:
 def starts_from_files(config: Config, model_dir: Path) -> bool:
     """Whether training starts from weights in files, which may be missing, and not from random ones."""
     return config.model.init == "auto" and (any(model_dir.glob("*.safetensors")) or not _is_preset(model_dir))
+
+
+def carried_bytes(config: Config, spec: ModelShape) -> int:
+    """Bytes of the tensors in the model's files that exports copy: models/weights/carried.py."""
+    model_dir = registry.locate(config.model.path)
+    if not spec.carried or not starts_from_files(config, model_dir):
+        return 0
+    return sum(
+        prod(stored.shape) * stored.dtype.itemsize
+        for file in sorted(model_dir.glob("*.safetensors"))
+        for name, stored in read_header(file).items()
+        if spec.carries(name)
+    )
 
 
 def find_files(config: Config, model_dir: Path, spec: ModelSpec) -> pretrained.WeightFiles | None:

@@ -109,12 +109,12 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     """Check everything that the run needs, the cheapest checks first. UserError for what a user can fix.
 
     `hardware` is detected by default. With `weights_needed=False`, for a resumed run, the model's weight files are
-    checked only if some weights are frozen: the others are in the checkpoint.
+    checked only if some are frozen or carried along: the others are in the checkpoint.
     """
     model_dir, spec = training_model(config)
     hardware = hardware or here(config.engine)
     spec = for_hardware(spec, config, hardware)
-    files = find_files(config, model_dir, spec) if weights_needed or spec.frozen else None
+    files = find_files(config, model_dir, spec) if weights_needed or spec.frozen or spec.carried else None
     initial_adapter = adapter_of(config, spec) if weights_needed and files is not None else None
     _warn_of_idle_devices(config, hardware)
     check_base_files(model_dir)

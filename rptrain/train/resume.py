@@ -111,6 +111,7 @@ def restore(
         emit(CheckpointDamaged(str(other), str(error)))
     if frozen_units is not None:
         frozen.check(state["meta"], frozen_units["sha256"])
+        frozen.check(state["meta"], frozen_units.get("carried", {}), "carried")
     return path, state
 
 

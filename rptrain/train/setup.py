@@ -37,17 +37,15 @@ def load_weights(job: Job, store: ModelStore, *, resumed: bool) -> dict[str, Any
     """Fill the store with the initial weights: from the model's files, or random. A `resumed` job only needs those
     that are frozen.
 
-    Returns what checkpoints record about the frozen weights, if there are any.
+    Returns what checkpoints record about weights that are frozen or carried along, if there are any.
     """
     seed = job.config.train.seed
     units = [unit for unit in (job.spec.frozen if resumed else store.in_memory) if unit in store.in_memory]
     frozen.fill(job.spec, store.held, job.files, seed, units, store.file_backed)
-    described = None
-    if job.spec.frozen:
-        states = [store.units[index] for index in job.spec.frozen]
-        flats = [(state.unit, state.file_backed or state.params[0]) for state in states]
-        base = "bf16" if job.config.adapters is None else job.config.adapters.base
-        described = frozen.describe(flats, job.config.train.freeze, seed, job.files is None, base)
+    states = [store.units[index] for index in job.spec.frozen]
+    flats = [(state.unit, state.file_backed or state.params[0]) for state in states]
+    base = "bf16" if job.config.adapters is None else job.config.adapters.base
+    described = frozen.describe(flats, job.config.train.freeze, seed, job.files, base)
     if not resumed:
         if job.initial_adapter is not None:
             adapter.load(job.initial_adapter, job.spec, store.view)

@@ -19,6 +19,7 @@ from rptrain.engine.store import ModelStore
 from rptrain.inference.evaluate import ask_questions
 from rptrain.kernels.batch import Batch
 from rptrain.models.weights import pretrained
+from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, Commands, Control, StopRequested
 from rptrain.runs.lanes import Phase, StepNumbers
@@ -427,7 +428,11 @@ class Trainer:
                 return
             base = self._run.checkpoints()[-1] / BASE
             view = lru_cache(maxsize=1)(self._store.view)  # reads a file-backed parameter once, not for each tensor
-            export_store(view, job.spec, base, self._run.model_path, job.config.model.dtype, adapter=job.adapter)
+            carried = NOTHING
+            if job.files is not None and self._frozen is not None:
+                carried = Carried(job.files.carried, self._frozen.get("carried", {}))
+            to, dtype = self._run.model_path, job.config.model.dtype
+            export_store(view, job.spec, base, to, dtype, adapter=job.adapter, carried=carried)
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -75,6 +75,22 @@ MODELS = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 12,
     },
+    "glm4_moe": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "tie_word_embeddings": False,
+        "use_qk_norm": True,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+        "routed_scaling_factor": 1.5,
+    },
+    "minimax_m2": {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "tie_word_embeddings": False,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rotary_dim": 4,
+    },
     "gpt_oss": {
         "architectures": ["GptOssForCausalLM"],
         "tie_word_embeddings": False,

@@ -1,0 +1,60 @@
+"""Tensors of a checkpoint that training leaves out, and that exports copy from it byte by byte."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import prod
+
+import torch
+from torch import Tensor
+
+from rptrain.models.weights.safetensors_io import Stored, as_bytes, read_here
+from rptrain.utils.errors import UserError
+from rptrain.utils.parallel import in_parallel
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Such tensors by name, and the SHA-256 of their bytes when the run began."""
+
+    tensors: Mapping[str, Stored] = field(default_factory=dict[str, Stored])
+    sha256: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(prod(stored.shape) * stored.dtype.itemsize for stored in self.tensors.values())
+
+    def read(self) -> Iterator[tuple[str, Tensor]]:
+        """One tensor in memory at a time."""
+        for name, stored in self.tensors.items():
+            yield name, _read(stored)
+
+    def check(self, found: Mapping[str, Stored]) -> None:
+        """UserError if a tensor is missing among these, or if its bytes are others than when the run began."""
+        if missing := [name for name in self.sha256 if name not in found]:
+            raise UserError(f"{missing[0]} is missing, which the run's model began with: restore the model's files")
+        for name, digest in hashes({name: found[name] for name in self.sha256}).items():
+            if digest != self.sha256[name]:
+                raise UserError(
+                    f"{found[name].file}: {name} is not the tensor that the run's model began with: restore its files"
+                )
+
+
+NOTHING = Carried()
+
+
+def hashes(tensors: Mapping[str, Stored]) -> dict[str, str]:
+    """The SHA-256 of the bytes of each tensor."""
+    found: dict[str, str] = {}
+
+    def digest(item: tuple[str, Stored]) -> None:
+        found[item[0]] = sha256(as_bytes(_read(item[1]))).hexdigest()
+
+    in_parallel(digest, tensors.items())
+    return {name: found[name] for name in tensors}
+
+
+def _read(stored: Stored) -> Tensor:
+    tensor = torch.empty(stored.shape, dtype=stored.dtype)
+    read_here(stored, tensor)
+    return tensor

@@ -1,0 +1,71 @@
+"""Tensors of a model that training leaves out go through training, resuming and export as they are."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rptrain.checkpoint.export import export
+from rptrain.utils.errors import UserError
+
+from .. import run_tools as tools
+
+GLM = {
+    "model_type": "glm4_moe",
+    "architectures": ["Glm4MoeForCausalLM"],
+    "tie_word_embeddings": False,
+    "num_hidden_layers": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+}
+EXTRA = {  # of the layer behind the last one
+    "model.layers.2.eh_proj.weight": torch.arange(24.0, dtype=torch.bfloat16).view(4, 6),
+    "model.layers.2.shared_head.norm.weight": torch.tensor([float("nan"), 1.0, -0.0]),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tools.write_model(tmp_path / "model", **GLM)
+    weights = tmp_path / "model/model.safetensors"
+    save_file(load_file(weights) | EXTRA, weights, {"format": "pt"})
+    return tmp_path
+
+
+def carried(directory: Path) -> dict[str, bytes]:
+    tensors = {name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    return {name: tensors[name].view(torch.uint8).numpy().tobytes() for name in EXTRA}
+
+
+LORA = ("lora.r=2",)
+
+
+@pytest.mark.parametrize("settings", [(), LORA], ids=["full", "lora"])
+def test_they_are_in_the_export_of_a_run_that_was_resumed(folder, settings) -> None:
+    run = tools.train_here(folder, "train.max_steps=2", *settings)
+    again = tools.train_here(folder, "train.max_steps=3", f"save.resume={run.checkpoints()[-1]}", *settings)
+    before = carried(folder / "model")
+    if not settings:
+        assert carried(again.model_path) == before
+    for dtype in (None, "float16"):
+        to = folder / f"exported-{dtype}"
+        assert carried(export(again.path, to, dtype, merge=bool(settings))) == before
+
+
+def test_a_run_with_other_ones_is_refused(folder) -> None:
+    run = tools.train_here(folder, "train.max_steps=2")
+    weights = folder / "model/model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.layers.2.eh_proj.weight"][0, 0] = 7
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(UserError, match=r"eh_proj.weight is not the tensor that the run's model began with"):
+        export(run.path, folder / "exported")
+    assert not (folder / "exported").exists()
+    with pytest.raises(UserError, match=r"eh_proj.weight are not those that the run was trained with"):
+        tools.train_here(folder, "train.max_steps=3", f"save.resume={run.checkpoints()[-1]}")
+    del tensors["model.layers.2.eh_proj.weight"]
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(UserError, match=r"eh_proj.weight is missing from .*model"):
+        export(run.path, folder / "exported")
