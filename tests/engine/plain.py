@@ -46,6 +46,20 @@ GPT_OSS = CONFIG | {
     "swiglu_limit": 1.0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
+GLM4_MOE = CONFIG | {  # and MINIMAX_M2: not for the plain loop
+    "architectures": ["Glm4MoeForCausalLM"],
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "attention_bias": True,
+    "use_qk_norm": True,
+}
+MINIMAX_M2 = CONFIG | {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "rotary_dim": 4,
+}
 
 
 def config(**changes):

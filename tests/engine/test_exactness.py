@@ -69,8 +69,14 @@ def test_scales_rotations_as_yarn_asks():
 
 @pytest.mark.parametrize(
     ("cfg", "steps"),
-    [(plain.config(tie_word_embeddings=True), 6), long(plain.QWEN3_MOE, 2), (AUX, 2)],
-    ids=["llama", "qwen3-moe", "gpt-oss-aux"],
+    [
+        (plain.config(tie_word_embeddings=True), 6),
+        long(plain.QWEN3_MOE, 2),
+        (AUX, 2),
+        long(plain.GLM4_MOE, 2),
+        long(plain.MINIMAX_M2, 2),
+    ],
+    ids=["llama", "qwen3-moe", "gpt-oss-aux", "glm4-moe", "minimax-m2"],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])

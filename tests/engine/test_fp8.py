@@ -35,6 +35,7 @@ CASES = {
 MIXTURES = {
     "qwen3-moe": {"cfg": QWEN3_MOE},
     "gpt-oss": {"cfg": plain.GPT_OSS},
+    "glm4-moe": {"cfg": plain.GLM4_MOE},
     "mxfp4": {"cfg": plain.GPT_OSS, "lora": LoRA(r=3, target_parameters=EXPERTS), "base": "mxfp4"},
 }
 
