@@ -85,7 +85,11 @@ def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchrono
 
 
 @pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
-@pytest.mark.parametrize("cfg", [plain.QWEN3_MOE, plain.GPT_OSS], ids=["qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize(
+    "cfg",
+    [plain.QWEN3_MOE, plain.GPT_OSS, plain.GLM4_MOE, plain.MINIMAX_M2],
+    ids=["qwen3-moe", "gpt-oss", "glm4-moe", "minimax-m2"],
+)
 def test_same_bits_with_adapters_of_experts_on_any_number_of_workers_and_any_plan(cfg, dtype):
     batches, lora = plain.make_batches(3), LoRA(r=3, target_parameters=EXPERTS)
     others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 3)] + ["FB0-4 | N=2 M=4 MR=4"]
