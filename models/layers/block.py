@@ -79,17 +79,18 @@ class BlockShape(ABC):
         inside_products += self._fp8_workspace(tokens, itemsize, fused=fused)
         # the gradient of an output is a scaled copy, or on the other side of its norm
         inside_products += tokens * itemsize * self.hidden * ((self.output_scale != 1) + self.post_norms)
-        if self.whole_qk_norm:  # the gradient of the normed product
-            inside_products += tokens * itemsize * (heads + kv_heads)
         mlp, mlp_inside = self.mlp_workspace(itemsize)
         if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
             inside_attention = itemsize * (2 * heads + 2 * kv_heads)
             if self._in_half(itemsize):  # a copy of the gradient of attention's output
                 inside_attention += itemsize * heads + SCALE_BYTES * self.heads
+            if self.whole_qk_norm:  # the gradient of the normed product
+                inside_attention += itemsize * (heads + kv_heads)
             attention = 2 * itemsize * self.hidden + max(inside_attention, 2 * itemsize * self.hidden) + 8 * self.heads
             return tokens * max(attention, itemsize * self.hidden + mlp) + inside_products
         # the gradients of the residual sum and of q, k and v, also turned back; or those on both sides of the norm
-        attention = itemsize * (self.hidden + max(2 * heads + 3 * kv_heads, 2 * self.hidden))
+        whole = self.whole_qk_norm * (heads + kv_heads)  # the gradient of the normed product
+        attention = itemsize * (self.hidden + max(2 * heads + 3 * kv_heads + whole, 2 * self.hidden))
         inside = max(itemsize, 4) * max(5 * self.hidden, 5 * heads, 4 * (heads + kv_heads))  # norms, attention
         return tokens * (max(attention, mlp) + max(inside, mlp_inside)) + inside_products
 

@@ -45,7 +45,8 @@ def test_gradients_against_autograd_in_float64(architecture, fresh, batch) -> No
     ids, mb = batch(model)
     loss = model.backward(ids, mb, scale=0.7)
 
-    leaves = [tensor.requires_grad_() for unit in model.params for tensor in unit.values()]
+    trained = (params for unit, params in zip(model.spec.units, model.params, strict=True) if unit.trainable)
+    leaves = [tensor.requires_grad_() for params in trained for tensor in params.values()]
     expected = torch.nn.functional.cross_entropy(model.logits(ids, mb, keep=True), mb.labels, reduction="sum")
     torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
     ours = [tensor for unit in model.grads for tensor in unit.values()]
