@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rptrain.runs.listing import GLANCE
+from rptrain.runs.view import RunView
 from rptrain.tui.services.chat_session import ChatSession
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.helper import Helper
@@ -46,8 +48,14 @@ class Context:
             await self.chat.unload("A training was started, which needs the memory of this model.")
 
     def training(self) -> str:
-        """The name of a run that is trained by a process started here, also before its first record; else empty."""
+        """The name of a run that a process started here trains or is about to train. Empty if there is none."""
         return next((run.path.name for run in self.launched.values() if run.running), "")
+
+    def starting(self) -> str:
+        """The name of a run whose trainer was started here and has not taken all its memory yet. Empty if there is
+        none. Reads records of runs.
+        """
+        return next((run.path.name for run in self.launched.values() if run.running and not _has_loaded(run)), "")
 
     def begin_chat(self, run: Path) -> ChatSession:
         """A conversation with a run, in place of the current one, whose settings it takes. Nothing is loaded yet."""
@@ -67,3 +75,9 @@ class Context:
                 launched.noticed = True
                 ended.append(launched)
         return ended
+
+
+def _has_loaded(launched: Launched) -> bool:
+    """Whether a trainer has loaded its model."""
+    recent = RunView(launched.path, large=GLANCE).recent
+    return any(snapshot.time > launched.began and snapshot.phase != "loading" for snapshot in recent)

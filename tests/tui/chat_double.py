@@ -74,11 +74,8 @@ def main() -> None:
             if request["source"].endswith("broken"):
                 report("refused", text="neither a checkpoint nor a run", turns=0)
             else:
-                kept = request["chosen"] or request["training"] in ("", request["beside"])
-                wanted = request["placement"] if kept else "auto"
-                placement = "cpu" if wanted == "auto" else wanted
+                placement = "cpu" if request["placement"] == "auto" else request["placement"]
                 values = {"placement": placement, "reason": "no GPU", "expected": 1234.5, "templated": True}
-                values |= {"wanted": wanted, "training": request["training"]}
                 values["speeds"] = {"gpu": 5678.0, "cpu": 1234.5}
                 report("loaded", source=answering(request["source"]), **values)
         elif request["do"] == "ask":

@@ -8,6 +8,7 @@ import pytest
 from textual.widgets import Input, OptionList
 
 from rptrain.runs.event_log import EventLog
+from rptrain.runs.lanes import Snapshot
 from rptrain.tui.screens.chat import ChatScreen
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.screens.runs import Runs
@@ -175,6 +176,29 @@ async def test_a_training_gets_the_memory_of_the_model(make: Made, run: Path, mo
         await until(pilot, lambda: not pilot.app._shared.training())
         await press_until(pilot, "c", lambda: "1,234 tokens/s expected" in screen_text(pilot.app))
         assert "FIRST" in screen_text(pilot.app)
+
+
+@driven
+async def test_a_model_is_not_loaded_while_a_training_starts(make: Made, run: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also when its conversation is opened for the first time: the trainer takes its memory before its first step."""
+    stopped = make_run(run.parent, "stopped", steps=20, end="stopped", alive=False, began=BEGAN - 1000)
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "sleep 60"))
+    async with make().run_test(size=(80, 24)) as pilot:
+        shared = pilot.app._shared
+        launched = await shared.resume(stopped)
+        await pilot.press("f3")
+        await until(pilot, lambda: "✓ finished" in screen_text(pilot.app))
+        await press_until(pilot, "c", lambda: "stopped is starting and needs memory" in screen_text(pilot.app))
+        assert shared.chat._process is None and "ctrl+r loads the model.\n" in screen_text(pilot.app)
+        await press_until(pilot, "ctrl+r", lambda: "1,234 tokens/s expected" in screen_text(pilot.app))
+        assert shared.starting() == "stopped"
+        with (stopped / "lanes.jsonl").open("a") as lanes:
+            print(Snapshot(launched.began + 1, 0.25, "loading", 0, 0, (), None).to_line(), file=lanes, flush=True)
+            assert shared.starting() == "stopped"
+            print(Snapshot(launched.began + 2, 0.25, "training", 0, 0, (), None).to_line(), file=lanes)
+        assert not shared.starting() and shared.training() == "stopped"
+        launched.process.kill()
+        launched.process.wait()
 
 
 @driven

@@ -1,8 +1,12 @@
 """The process that holds a model: what is asked of it, and what happens when it ends."""
 
 import asyncio
+import json
 import sys
+from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -10,6 +14,7 @@ import pytest
 
 from rptrain.inference.settings import AnswerSettings
 from rptrain.tui.services import chat_session
+from rptrain.tui.services.chat_child import Child
 from rptrain.tui.services.chat_session import ChatSession
 from rptrain.utils.errors import UserError
 
@@ -46,7 +51,7 @@ async def test_turns_another_try_and_the_base_model() -> None:
         ("a b", "A B ", ""),
         ("c", "C ", "[c]"),
     ]
-    assert session.measured == 12.34
+    assert session.measured == 12.34 and [turn.base_asked for turn in session.turns] == [False, True]
     assert session.take_back() == "c" and len(session.turns) == 1
     session.reset()
     assert not session.turns
@@ -61,6 +66,21 @@ async def test_a_base_model_that_cannot_be_loaded_leaves_the_answer_and_is_switc
     assert [(turn.answer, turn.base_answer) for turn in session.turns] == [("NO BASE ", "")]
     assert session.problem == "the base model is not here" and not session.settings.base
     await session.close()
+
+
+def test_the_process_answers_without_a_base_model_that_cannot_be_loaded() -> None:
+    def load_base() -> None:
+        raise UserError("the base model is not here")
+
+    reports = StringIO()
+    child = Child(StringIO(), reports)
+    chat = SimpleNamespace(ask=lambda said: [said], tuned=None, base=None)
+    child._loaded = SimpleNamespace(chat=chat, load_base=load_base)  # pyright: ignore[reportAttributeAccessIssue]
+    child._handle("ask", said="a", system="", base=True, settings=asdict(AnswerSettings()))
+    assert [json.loads(line) for line in reports.getvalue().splitlines()] == [
+        {"kind": "no base", "text": "the base model is not here"},
+        {"kind": "piece", "text": "a", "base": False},
+    ]
 
 
 @driven

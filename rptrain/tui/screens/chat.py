@@ -41,7 +41,7 @@ HINTS = {
     "loading": "the model is loading",
     "idle": "your message",
     "answering": "esc stops the answer",
-    "ended": "ctrl+r loads the model again",
+    "ended": "ctrl+r loads the model",
 }
 
 
@@ -68,7 +68,7 @@ class ChatScreen(Screen[None]):
         ("enter", "send the message"),
         ("esc", "stop the answer; then leave. The model stays loaded"),
         ("up", "take the last message back to edit it; in a new conversation, repeat it"),
-        ("ctrl+r", "another answer; loads a model whose process ended"),
+        ("ctrl+r", "another answer; loads a model that is not loaded"),
         ("ctrl+b", "show the base model's answers too, or no longer"),
         ("ctrl+o", "choose another model or checkpoint, of this run or of another one"),
         ("ctrl+n", "forget the conversation"),
@@ -109,7 +109,10 @@ class ChatScreen(Screen[None]):
             session = self._shared.begin_chat(self._run)
             if before is not None:
                 await before.close()
-            await session.begin()
+            if starting := await asyncio.to_thread(self._shared.starting):
+                await session.unload(f"{starting} is starting and needs memory, so the model is not loaded yet.")
+            else:
+                await session.begin()
         self._session.changed = self._note
         settings = self._session.settings
         for name, value in (
@@ -213,10 +216,11 @@ class ChatScreen(Screen[None]):
     def _problem(self) -> str:
         session = self._session
         if session.state == "ended":
-            return f"{session.problem}\nctrl+r loads the model again; the conversation is kept."
+            again = " again; the conversation is kept" if session.turns else ""
+            return f"{session.problem}\nctrl+r loads the model{again}."
         if session.problem or session.loaded is None:
             return session.problem
-        if session.state == "idle" and session.settings.base and session.turns and not session.turns[-1].base_answer:
+        if session.state == "idle" and session.settings.base and session.turns and not session.turns[-1].base_asked:
             return "ctrl+r asks both models again."
         return "" if session.loaded.templated else "The tokenizer has no chat template: the model continues your text."
 

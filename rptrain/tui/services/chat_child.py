@@ -21,7 +21,6 @@ from rptrain.inference.chat import Turn
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.settings import AnswerSettings
 from rptrain.planner.room import free_room
-from rptrain.runs.listing import training_beside
 from rptrain.utils.errors import UserError, describe
 
 ANSWERED = ("load", "ask", "retry")  # requests after which the process says that it waits; the others take no time
@@ -77,16 +76,11 @@ class Child:
         elif do == "reset":
             chat.reset()
 
-    def _load(
-        self, source: str, placement: str, turns: list[list[str]], *, chosen: bool, beside: str, training: str
-    ) -> None:
-        """`turns`: what was said and answered in a process before this one. `chosen`: whether the placement was chosen
-        now; an earlier choice is for the training that was `beside` the model then. `training`: one that may have no
-        records yet.
+    def _load(self, source: str, placement: str, training: str, turns: list[list[str]]) -> None:
+        """`training`: the name of a run that trains on this machine, or empty. `turns`: what was said and answered in a
+        process before this one.
         """
-        training = training or training_beside(Path(source))
-        wanted = placement if chosen or training in ("", beside) else "auto"
-        self._loaded = loaded = LoadedChat(Path(source), free_room(training), wanted)
+        self._loaded = loaded = LoadedChat(Path(source), free_room(training), placement)
         for number, (said, answer, base_answer) in enumerate(turns):
             loaded.chat.turns.append(Turn(said, number, answer, base_answer or None))
         self._report(
@@ -97,8 +91,6 @@ class Child:
             expected=loaded.placement.tokens_per_second,
             speeds=loaded.speeds,
             templated=loaded.chat.templated,
-            wanted=wanted,
-            training=training,
         )
 
     def _load_base(self) -> bool:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rptrain.inference.settings import AnswerSettings
+from rptrain.runs.listing import training_beside
+from rptrain.utils.errors import describe
 from rptrain.utils.text import as_message
 
 COMMAND = (sys.executable, "-P", "-m", "rptrain.tui.services.chat_child")  # without the current directory on the path
@@ -29,6 +31,7 @@ class ShownTurn:
     said: str
     answer: str = ""
     base_answer: str = ""
+    base_asked: bool = False
     stopped: bool = False
 
 
@@ -42,8 +45,6 @@ class Loaded:
     expected: float  # tokens per second
     speeds: dict[str, float]  # those of all placements with enough free memory
     templated: bool
-    wanted: str  # a placement, or "auto"
-    training: str  # the name of a run that trains on this machine
 
 
 @dataclass
@@ -95,9 +96,9 @@ class ChatSession:
             await self._start(placement)
 
     async def unload(self, why: str) -> None:
-        """Ends the process if it has a model; `begin` loads it again, for the same conversation."""
+        """Ends the process if there is one; `begin` loads the model, for the same conversation."""
         async with self._changing:
-            if self._process is not None and self.state != "ended":
+            if self.state != "ended":
                 await self._end_process()
                 self._end(why)
 
@@ -109,6 +110,14 @@ class ChatSession:
     async def _start(self, placement: str | None) -> None:
         self.state, self.loaded, self.problem, self.measured = "loading", None, "", None
         self.changed()
+        try:
+            training = self.training() or await asyncio.to_thread(training_beside, self.source)
+        except OSError as error:
+            self._end(describe(error))
+            return
+        if placement is None:
+            placement = self.placement if training in ("", self._beside) else "auto"
+        self.placement, self._beside = placement, training
         errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `_follow`)
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -126,16 +135,7 @@ class ChatSession:
             return
         self._following = asyncio.create_task(self._follow(self._process, errors))
         turns = [(turn.said, turn.answer, turn.base_answer) for turn in self.turns]
-        self.placement = placement or self.placement
-        self._ask(
-            "load",
-            source=str(self.source),
-            placement=self.placement,
-            chosen=placement is not None,
-            beside=self._beside,
-            training=self.training(),
-            turns=turns,
-        )
+        self._ask("load", source=str(self.source), placement=placement, training=training, turns=turns)
 
     async def _end_process(self) -> None:
         process, self._process = self._process, None
@@ -151,13 +151,13 @@ class ChatSession:
         """Says something. Raises UserError for invalid settings."""
         self._answer("ask", said=said)
         self.last = said
-        self.turns.append(ShownTurn(said))
+        self.turns.append(ShownTurn(said, base_asked=self.settings.base))
 
     def retry(self) -> None:
         """Asks for another answer to the last message. Raises UserError for invalid settings."""
         self._answer("retry")
         self._replaced = self.turns[-1]
-        self.turns[-1] = ShownTurn(self._replaced.said)
+        self.turns[-1] = ShownTurn(self._replaced.said, base_asked=self.settings.base)
 
     def _answer(self, do: str, **given: str) -> None:
         self.settings.answers.check()
@@ -212,7 +212,6 @@ class ChatSession:
         turn = self.turns[-1] if self.turns else ShownTurn("")
         if kind == "loaded":
             self.loaded = Loaded(**values)
-            self.placement, self._beside = self.loaded.wanted, self.loaded.training
         elif kind == "piece" and values["base"]:
             turn.base_answer += values["text"]
         elif kind == "piece":
