@@ -25,6 +25,7 @@ from rptrain.models.weights.pretrained import Held
 from rptrain.models.weights.quantized import with_base
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
+from rptrain.utils.paths import inside
 
 EXTENDED = 8  # training and YaRN may extend a context to this multiple of max_position_embeddings
 
@@ -65,9 +66,12 @@ class Model(NamedTuple):
 def find_model(source: Path) -> Model:
     """The model of a run, a checkpoint or a directory. A run answers from the first of its `answer_sources`.
 
-    Raises UserError for anything else, and for a model that is incomplete or damaged.
+    Raises UserError for anything else, for a model that is incomplete or damaged, and for an exported model that is a
+    link out of its run.
     """
     source = Path(source)
+    if (source / RUN_CONFIG).is_file():
+        inside(source, EXPORTED)  # else an older checkpoint would answer
     if sources := answer_sources(source):
         return find_model(sources[0])
     if (source / adapter.CONFIG).is_file():

@@ -10,6 +10,7 @@ from rptrain.inference import weights
 from rptrain.inference.model import find_model
 from rptrain.inference.weights import Resident, Streamed, dense
 from rptrain.models.layers.generate import generate
+from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
 
@@ -39,6 +40,16 @@ def test_a_checkpoint_answers_the_same_wherever_its_weights_are(tmp_path: Path, 
         assert any(unit.quantized for unit in model.spec.units) is (base != "bf16"), source
         for place in (dense(model, CPU), Resident(model, CPU)):
             assert generate(model.spec, place, PROMPTS, 5) == found
+
+
+def test_a_link_out_of_the_run_does_not_answer_and_an_older_checkpoint_neither(tmp_path: Path) -> None:
+    tools.write_model(tmp_path / "model")
+    run = tools.train_here(tmp_path, "train.max_steps=2")
+    (run.path / "model").rename(tmp_path / "elsewhere")
+    find_model(run.path)
+    (run.path / "model").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"model leads to .*/elsewhere, outside of .*: put the file or folder there"):
+        find_model(run.path)
 
 
 def test_two_blocks_at_most_are_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
