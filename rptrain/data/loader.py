@@ -163,12 +163,14 @@ def prepare(
 
 
 class Tokenizing:
-    """The settings of tokenization and the folder of the cache. `rows` counts those of all sets."""
+    """The settings of tokenization and the folder of the cache. `rows` counts those of all sets, and a file that is in
+    several of them with the same format once.
+    """
 
     def __init__(self, tokenizer: Any, assistant_only_loss: bool, chat_template: str | None, folder: Path):
         self._tokenizer, self._chat_template, self._folder = tokenizer, chat_template, folder
         self._assistant_only_loss = assistant_only_loss
-        self.rows = Tally()
+        self.rows, self._counted = Tally(), set[tuple[str, str]]()  # files and their formats
         template = load_template(tokenizer, chat_template) if chat_template or tokenizer.chat_template else None
         self._settings = [cache.code_hash(), cache.tokenizer_hash(tokenizer), template, assistant_only_loss]
 
@@ -206,7 +208,9 @@ class Tokenizing:
             tallies[str(file)] = found[1]
         tally = Tally.joined(tallies)
         tally.judge()
-        self.rows += tally
+        counted = {file: tally for file, tally in tallies.items() if (file, format) not in self._counted}
+        self._counted |= {(file, format) for file in counted}
+        self.rows += Tally.joined(counted)
         return streams
 
     def cached(self, file: Path, format: str) -> tuple[Stream, Tally] | None:

@@ -66,6 +66,15 @@ def test_the_same_is_tokenized_once(folder, tokenizer, reads, caplog):
     assert "1 of 151 rows are bad" in caplog.text and "rows.jsonl:151: " in caplog.text, "bad rows are told every time"
 
 
+def test_bad_rows_of_a_file_in_two_sets_count_once(folder, tokenizer):
+    sets = [TrainSet(path=str(folder / "rows.jsonl"), weight=weight) for weight in (1.0, 2.0)]
+    rows = prepare(sources=sets, tokenizer=tokenizer, max_length=64, cache_dir=folder / "kept").rows
+    assert (rows.bad, rows.total, len(rows.first)) == (1, 151, 1)
+    sets = [sets[0], TrainSet(path=str(folder / "rows.jsonl"), format="messages")]
+    rows = prepare(sources=sets, tokenizer=tokenizer, max_length=64, cache_dir=folder / "kept").rows
+    assert (rows.bad, rows.total) == (2, 302), "another format has other bad rows"
+
+
 def test_tokens_are_mapped_and_not_read(folder, tokenizer, monkeypatch):
     monkeypatch.setattr(cache, "SMALL", 0)
     part = go(folder, tokenizer).streams[0].tokens
