@@ -1,5 +1,6 @@
 """The choice between Triton kernels and the reference, and launch sizes."""
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,12 +26,15 @@ elif HAS_TRITON and with_triton:
     import triton.language as tl
 else:  # everything runs on the reference; kernels are never launched
 
-    class _Absent:
-        constexpr = object
+    class _NotCompiled:
+        def __init__(self, function: Callable[..., Any]) -> None:
+            self._name = function.__name__
 
-        @staticmethod
-        def jit(function: Any) -> Any:
-            return function
+        def __getitem__(self, grid: object) -> Any:
+            raise RuntimeError(f"the kernel {self._name} was not compiled, because Triton was not imported")
+
+    class _Absent:
+        constexpr, jit = object, _NotCompiled
 
     triton = tl = _Absent()
 
