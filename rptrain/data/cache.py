@@ -60,10 +60,10 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
 
-def code_hash() -> str:
-    """A hash of this package, so that tokens of other versions are not used."""
+def code_hash(*more: Path) -> str:
+    """A hash of this package and of more files, so that tokens of other versions are not used."""
     digest = sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in (*sorted(Path(__file__).parent.glob("*.py")), *more):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -6,6 +6,7 @@ then counts all samples.
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -41,8 +42,9 @@ class DataChecks:
 _CHECKED = TypeAdapter(DataChecks)
 
 
-def path_of(config: Config, model_dir: Path, vocab_size: int) -> Path:
-    """The file of the checks of a config's data, which may not exist.
+def path_of(config: Config, model_dir: Path, vocab_size: int, code: Sequence[str]) -> Path:
+    """The file of the checks of a config's data, which may not exist. `code`: the source files of checks that are not
+    in this package.
 
     UserError or OSError if a file that the data or the tokenizer needs does not exist.
     """
@@ -56,9 +58,9 @@ def path_of(config: Config, model_dir: Path, vocab_size: int) -> Path:
     settings = data.model_dump(mode="json", exclude={"chat_template"})
     train = config.train.seed, config.train.global_batch_size
     found = (settings, template, *train, config.eval.questions > 0, vocab_size, [_stamp(file) for file in files])
-    code = code_hash(), *map(version, PACKAGES), _pyarrow()
+    versions = code_hash(*map(Path, code)), *map(version, PACKAGES), _pyarrow()
     tokenized = sorted(path.name for path in tokens.glob("*.safetensors"))
-    name = sha256(dumps([found, code, tokenized]).encode(errors="surrogatepass")).hexdigest()
+    name = sha256(dumps([found, versions, tokenized]).encode(errors="surrogatepass")).hexdigest()
     return default_folder() / FOLDER / f"{name}.json"  # wherever data.cache_dir is: a plan makes no folder there
 
 

@@ -24,7 +24,7 @@ from rptrain.data.datasets import check_vocabulary, find_tokenizer
 from rptrain.data.excerpt import PLANNING, Excerpt, excerpt
 from rptrain.data.loader import RANDOM
 from rptrain.data.plan_cache import DataChecks
-from rptrain.inference.evaluate import check_questions
+from rptrain.inference import evaluate
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.pretrained import WeightFiles
 from rptrain.planner.model import find_files, lora_settings
@@ -33,6 +33,7 @@ from rptrain.runs.run_dir import RunDir, check_creatable, find, forks
 from rptrain.utils.errors import UserError, explained
 
 TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}  # their modules
+CODE = (__file__, evaluate.__file__)  # checks of data are here, too
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,14 @@ def _data_checks(config: Config, model_dir: Path, spec: ModelSpec, checks: _Chec
     """The checks of an earlier plan of the same data and tokenizer, or else those of this one."""
     path = None
     with suppress(UserError, OSError):  # of files that the checks below read, too
-        path = plan_cache.path_of(config, model_dir, spec.vocab_size)
+        path = plan_cache.path_of(config, model_dir, spec.vocab_size, CODE)
     if path and (found := plan_cache.load(path)):
         return found
     refused, warnings, amount, read = len(checks.refusals), list[str](), None, list[Excerpt]()
     with checks.about("model.path"):
         tokenizer = find_tokenizer(config, model_dir)
         if config.eval.questions:
-            checks.make("eval.questions", check_questions, tokenizer)
+            checks.make("eval.questions", evaluate.check_questions, tokenizer)
         amount = _look_at_data(config, model_dir, spec, tokenizer, checks, warnings, read)
     found = DataChecks(tuple(warnings), amount)
     if path and len(checks.refusals) == refused and not any(one.out_of_time for one in read):

@@ -179,6 +179,10 @@ def test_checks_of_data_are_not_made_again(folder: Path, monkeypatch: pytest.Mon
     assert planned()[0] and not planned()[0]
     (folder / "cache/rptrain/new.safetensors").touch()
     assert planned()[0], "training has tokenized data"
+    (folder / "check.py").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "CODE", ("check.py",))
+        assert planned()[0], "other checks"
     (folder / "model/tokenizer.json").unlink()
     assert planned()[1]["refusals"]
 
