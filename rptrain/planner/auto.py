@@ -11,7 +11,7 @@ from rptrain.engine.meter import Measured
 from rptrain.models.spec import ModelShape
 from rptrain.planner.choose import RunPlan, Workload, least_period
 from rptrain.planner.hardware import Hardware
-from rptrain.planner.memory import least_memory, plan_run
+from rptrain.planner.memory import MemoryPlan, least_memory, plan_run
 from rptrain.utils.errors import UserError
 
 MICRO_BATCHES = 256  # micro-batches per step: more and smaller ones are tried only if nothing else fits
@@ -30,7 +30,18 @@ def resolve_auto(
     hardware: Hardware,
     times: Callable[[Config], Measured | None] = lambda choice: None,
 ) -> Config:
-    """The config with numbers in place of "auto", for this hardware.
+    """The config with numbers in place of "auto", for this hardware. `times`: see `plan_auto`."""
+    return plan_auto(config, spec, hardware, times)[0]
+
+
+def plan_auto(
+    config: Config,
+    spec: ModelShape,
+    hardware: Hardware,
+    times: Callable[[Config], Measured | None] = lambda choice: None,
+) -> tuple[Config, tuple[RunPlan, MemoryPlan] | None]:
+    """The config with numbers in place of "auto", for this hardware, and their plan and memory; None if the config has
+    no "auto", or if nothing fits.
 
     `times` returns the measured times for the plan of a config with numbers, or None to use estimates. It raises
     UserError if they do not apply to it; the config is then not chosen.
@@ -38,11 +49,14 @@ def resolve_auto(
     If nothing fits, these are the numbers with the least missing memory, on GPUs first; a plan with them reports it.
     """
 
+    found: dict[tuple[Any, ...], tuple[RunPlan, MemoryPlan]] = {}
+
     def plan(choice: Config) -> RunPlan:
         if not least_memory(choice, spec, hardware).fits:  # no search for a plan is needed
             raise UserError("it does not fit")
         run, memory = plan_run(choice, spec, hardware, times(choice))
         memory.check()
+        found[_values(choice)] = run, memory
         return run
 
     def lower_bound(choice: Config) -> float:
@@ -55,12 +69,13 @@ def resolve_auto(
         return max((gpu.missing for gpu in memory.gpus), default=0), memory.host.missing
 
     if not is_automatic(config):
-        return config
+        return config, None
     try:
-        return search_auto(config, hardware.devices, plan, hardware.process[1], lower_bound)
+        best = search_auto(config, hardware.devices, plan, hardware.process[1], lower_bound)
+        return best, found[_values(best)]
     except UserError:
         choices = _choices(config, hardware.devices, hardware.process[1])
-        return min(filter(hardware.divisible, choices), key=missing, default=choices[0])
+        return min(filter(hardware.divisible, choices), key=missing, default=choices[0]), None
 
 
 def search_auto(

@@ -246,7 +246,7 @@ def report(
         measured = _of_a_node(source.times(choice, spec, hardware.used(choice)), nodes)
         return measured if flags.pcie is None else replace(measured, upload=None, download=None)
 
-    config = auto.resolve_auto(config, spec, hardware, times)
+    config, planned = auto.plan_auto(config, spec, hardware, times)
     used = hardware.used(config)
     folder = timings or (found[0].path if found else None)
     problem = run = verdict = reading = None
@@ -255,7 +255,7 @@ def report(
         measured = load(found[0].path, Conditions.of(config, spec, used))
         measured = measured and _of_a_node(measured, nodes)
     try:
-        run, memory = plan_run(config, spec, hardware, measured)
+        run, memory = planned or plan_run(config, spec, hardware, measured)
         if measured and source is None and not memory.fits:  # a run does not use them either
             measured = None
             run, memory = plan_run(config, spec, hardware)

@@ -603,6 +603,16 @@ def test_pictures(folder):
 # "auto", and times that were measured
 
 
+def test_a_plan_that_was_found_for_auto_is_not_searched_again(monkeypatch: pytest.MonkeyPatch):
+    flags = (*SERVER, "engine.round_size=auto")
+    found = as_json(*flags, "train.micro_batch_size=auto")[0]
+    step = found["step"]
+    numbers = f"train.micro_batch_size={step['micro_batch_size']}", f"engine.round_size={step['round_size']}"
+    assert as_json(*SERVER, *numbers)[0] == found
+    monkeypatch.setattr("rptrain.planner.report.plan_run", None)  # a call fails
+    assert as_json(*flags, "train.micro_batch_size=auto")[0] == found
+
+
 def test_auto_is_settled_by_the_planner():
     step = as_json(*SERVER, "train.micro_batch_size=auto", "engine.round_size=auto")[0]["step"]
     assert step["micro_batch_size"] * step["micro_batches"] == 64
