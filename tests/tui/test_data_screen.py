@@ -95,3 +95,7 @@ def test_only_a_folder_that_itself_has_data_is_read_while_its_path_is_typed(tmp_
     assert not is_folder_without(str(tmp_path / "sub"), (".jsonl",))
     assert not is_folder_without(str(tmp_path / "sub" / "a.jsonl"), (".jsonl",))
     assert not is_folder_without(str(tmp_path / "missing"), (".jsonl",))
+    (tmp_path / "data").mkdir()
+    assert is_folder_without(str(tmp_path), (".jsonl",))
+    (tmp_path / "data/train-00000-of-00001.jsonl").touch()
+    assert not is_folder_without(str(tmp_path), (".jsonl",))

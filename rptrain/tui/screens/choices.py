@@ -7,11 +7,11 @@ from textual.content import Content
 
 from rptrain.config.aliases import other_names
 from rptrain.tui.context import Context
+from rptrain.tui.screens.first_samples import first_samples
 from rptrain.tui.screens.picker import Item, Question
 from rptrain.tui.services import places
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.fields import ALL
-from rptrain.tui.widgets.sample_text import first_samples
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import as_message
 from rptrain.utils.units import DASH, format_bytes, format_count

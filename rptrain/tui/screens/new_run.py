@@ -22,6 +22,7 @@ from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.data import DataBrowser
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.first_run import FirstRun
+from rptrain.tui.screens.first_samples import first_samples
 from rptrain.tui.screens.picker import Picker
 from rptrain.tui.services import heavy
 from rptrain.tui.services.draft import Draft
@@ -34,7 +35,7 @@ from rptrain.tui.widgets.advice_list import AdviceList
 from rptrain.tui.widgets.form import Form
 from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.plan_panel import PlanPanel
-from rptrain.tui.widgets.sample_text import Samples, first_samples
+from rptrain.tui.widgets.sample_text import Samples
 from rptrain.tui.widgets.sizes import TALL
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError, describe

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from contextlib import suppress
 
 from textual.suggester import Suggester
 
@@ -38,13 +39,18 @@ def complete(value: str, suffixes: tuple[str, ...] = ()) -> str | None:
 
 
 def is_folder_without(value: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether a path is a folder without a file with one of the suffixes. Folders in it are not searched, because that
-    takes long for a path that is still typed, such as `~/`.
+    """Whether a path is a folder without a file with one of the suffixes, in it and in its folder `data`, as data sets
+    of the Hub have one. Other folders in it are not searched, because that takes long for a path that is still typed,
+    such as `~/`.
     """
+    folder = os.path.expanduser(value)
     try:
-        return not any(name.lower().endswith(suffixes) for name in os.listdir(os.path.expanduser(value)))
+        names = os.listdir(folder)
+        with suppress(OSError):
+            names += os.listdir(os.path.join(folder, "data"))
     except OSError:  # a file, or nothing
         return False
+    return not any(name.lower().endswith(suffixes) for name in names)
 
 
 def is_text(name: str) -> bool:

@@ -7,11 +7,7 @@ from textual.content import Content
 from textual.message import Message
 
 from rptrain.data.samples import FirstSamples, Sample
-from rptrain.tui.services import heavy
-from rptrain.tui.services.draft import Draft
-from rptrain.tui.services.helper import Helper, HelperError
-from rptrain.utils.errors import UserError
-from rptrain.utils.text import as_message, printable
+from rptrain.utils.text import printable
 
 MAX_CHARACTERS = 1200  # characters of a sample
 
@@ -24,14 +20,6 @@ class Samples(VerticalScroll):
 
     def on_show(self) -> None:
         self.post_message(self.Shown())
-
-
-async def first_samples(helper: Helper, draft: Draft) -> Content:
-    """The first samples of a draft's first data set, or why there are none."""
-    try:
-        return preview_text(await helper.call(heavy.preview, draft.path, draft.text))
-    except (UserError, HelperError) as error:
-        return Content.styled(as_message(str(error)), "$error")
 
 
 def preview_text(preview: FirstSamples) -> Content:
