@@ -1,23 +1,20 @@
 """The rates of products and links that `rptrain doctor` measured, kept in the user's cache folder for later plans."""
 
 import logging
-import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import astuple, dataclass
 from math import isfinite
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Literal
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.data import cache
 from rptrain.schedule.machine import MeasuredRates, Rates
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.files import read_small
+from rptrain.utils.replacing import replace_file
 
 FILE = "rates.json"
 
@@ -127,14 +124,7 @@ def keep(gpus: Iterable[GpuRates] = (), links: Iterable[LinkRates] = ()) -> str 
     try:
         path = _path()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, prefix=f".{FILE}", suffix=PARTIAL, delete=False) as file:
-            try:
-                file.write(content)
-                file.flush()
-                os.replace(file.name, path)
-            finally:  # it still exists if it was not finished
-                with suppress(FileNotFoundError):
-                    os.unlink(file.name)
+        replace_file(path, content)
     except (OSError, UserError) as error:
         return describe(error)
     return None

@@ -17,7 +17,7 @@ from rptrain.runs.records import Float, Int
 from rptrain.schedule.plan import Computation
 
 PAIRED = 2.0  # ratio of the durations of two steps from which they end in pairs
-FINEST = 200  # gaps shorter than this fraction of a window are not recorded, and at most so many spans of a device
+CELLS = 200  # equal parts of a window: gaps shorter than a cell are not recorded, nor more spans of a device than cells
 
 
 class SlotSpan(NamedTuple):
@@ -99,7 +99,7 @@ def window(devices: Sequence[Iterable[Computation]], iteration: int, step: int |
         return None
     inside = [[_cut(one, start, end) for one in lane if one.end > start and one.start < end] for lane in known]
     busy = tuple(round(min(sum(one.end - one.start for one in lane) / seconds, 1.0), 4) for lane in inside)
-    blocks = tuple(_spans(seconds / FINEST, lane) for lane in inside)
+    blocks = tuple(_spans(seconds / CELLS, lane) for lane in inside)
     return StepTimeline(iteration, round(seconds, 6), busy, blocks, step, steps)
 
 
@@ -122,9 +122,9 @@ def _cut(one: Computation, start: float, end: float) -> Computation:
 
 
 def _spans(gap: float, lane: Sequence[Computation]) -> tuple[SlotSpan, ...]:
-    """The computations of a device in order; those of a slot are joined unless a longer time than `gap` is between.
+    """The computations of a device in order. Two of the same slot are joined if less than `gap` seconds lie between.
 
-    Of too many of them, those that take up most of successive spans of time as long as `gap` stand for all.
+    More than CELLS of them are sampled.
     """
     joined: list[Computation] = []
     for one in sorted(lane, key=lambda one: one.start):
@@ -134,18 +134,18 @@ def _spans(gap: float, lane: Sequence[Computation]) -> tuple[SlotSpan, ...]:
         else:
             joined.append(one)
     spans = [SlotSpan(one.slot, one.start, one.end) for one in joined]
-    if len(spans) > FINEST:
+    if len(spans) > CELLS:
         spans = list(_sampled(gap, spans))
     return tuple(SlotSpan(slot, round(start, 6), round(end, 6)) for slot, start, end in spans)
 
 
 def _sampled(length: float, spans: Sequence[SlotSpan]) -> Iterator[SlotSpan]:
-    """At most FINEST spans in their place: of each cell of `length` seconds the slot with most of its time, or none if
-    the device is idle for half of it.
+    """At most CELLS spans in place of all. Time is divided into cells of `length` seconds. A cell shows the slot that
+    takes most of it, or nothing if the device is idle for half of it.
     """
-    times: list[dict[int, float]] = [defaultdict(float) for _ in range(FINEST)]
+    times: list[dict[int, float]] = [defaultdict(float) for _ in range(CELLS)]
     for slot, start, end in spans:
-        for cell in range(int(start / length), min(ceil(end / length), FINEST)):
+        for cell in range(int(start / length), min(ceil(end / length), CELLS)):
             times[cell][slot] += min(end, (cell + 1) * length) - max(start, cell * length)
     slots = [max(part, key=lambda slot: part[slot]) if sum(part.values()) > length / 2 else None for part in times]
     cell = 0

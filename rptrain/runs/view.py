@@ -30,10 +30,10 @@ from rptrain.runs.process import FOLDER, ProcessId
 from rptrain.runs.reader import RECENT, News, Reader
 from rptrain.runs.records import known_fields, time_of, validator
 from rptrain.runs.series import Steps
-from rptrain.runs.shown import Checkpoint, Death, LaneView, LogLine, MemoryUse, Score, lane_views, lowest
 from rptrain.runs.tail import LARGE
 from rptrain.runs.timeline import Schedule, StepTimeline
 from rptrain.runs.usage import Usage
+from rptrain.runs.view_values import Checkpoint, Death, LaneView, LogLine, MemoryUse, Score, lane_views, lowest
 
 State = Literal[
     "new", "loading", "training", "paused", "saving", "evaluating", "exporting", "stopped", "failed", "finished", "dead"
@@ -270,7 +270,7 @@ class RunView:
         return self.trained if self.ended else self._earlier + max(now - self.taken_up, 0.0)
 
     def trained_at(self, time: float) -> float:
-        """The seconds of `seconds` that had passed at a Unix time. Of a sample of a long run, starts may be missing."""
+        """How long processes had trained the run at a Unix time, in seconds. A sample of a long run may lack starts."""
         if not self._starts:
             return 0.0
         index = bisect_right(self._starts, (time, inf))
@@ -280,7 +280,7 @@ class RunView:
 
     @property
     def trained(self) -> float:
-        """As `seconds`, up to the last record of any kind; 0 for a run that has not begun."""
+        """How long processes trained the run up to its last record, in seconds; 0 for a run that has not begun."""
         if self.taken_up is None:
             return 0.0
         return self._earlier + max((self.last_seen or 0.0) - self.taken_up, 0.0)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from rptrain.runs.timeline import FINEST, Schedule, SlotSpan, StepTimeline, window
+from rptrain.runs.timeline import CELLS, Schedule, SlotSpan, StepTimeline, window
 from rptrain.schedule.plan import Computation
 
 
@@ -49,7 +49,7 @@ def test_of_very_many_slots_those_that_take_longest_are_kept():
         (0, 0, 0, 1), *((1, n, n + 1, n + 1.9) for n in range(800)), (1, 900, 1000, 1001), (2, 0, 1001, 1002)
     )
     step = window((lane,), 1)
-    assert step is not None and 150 < len(step.devices[0]) <= FINEST
+    assert step is not None and 150 < len(step.devices[0]) <= CELLS
     assert all(one.end <= next.start + 1e-6 for one, next in pairwise(step.devices[0]))
     in_order = [span.slot for span in step.devices[0]]
     assert in_order == sorted(in_order) and 790 < in_order[-1] < 800 and step.devices[0][-1].end == 800

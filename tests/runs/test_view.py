@@ -295,7 +295,7 @@ def test_the_best_validation_loss_is_marked_and_that_of_void_steps_is_forgotten(
 
 
 def test_the_log_of_a_resumed_run_tells_of_a_death_before(tmp_path, monkeypatch):
-    monkeypatch.setattr("rptrain.runs.shown.format_moment", str)
+    monkeypatch.setattr("rptrain.runs.view_values.format_moment", str)
     earlier = ProcessId(OWN.host, 1, f"{OWN.birth.partition('/')[0]}/1")
     again = {"event": "resumed", "time": 301.0, "step": 2, "path": "c"}
     write(tmp_path, START, process(earlier), step(1), step(2), step(3))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.shown import LogLine
+from rptrain.runs.view_values import LogLine
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.widgets.log_panel import LogPanel
 

@@ -13,8 +13,8 @@ from textual.message import Message
 from textual.reactive import reactive
 
 from rptrain.runs.lanes import LaneRecord, Snapshot
-from rptrain.runs.shown import LaneView
 from rptrain.runs.view import ENDED, RunView
+from rptrain.runs.view_values import LaneView
 from rptrain.tui.widgets.line_widget import LineWidget
 from rptrain.tui.widgets.sizes import WIDE
 from rptrain.utils.text import clipped, one_line

@@ -10,7 +10,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Input, Static
 
-from rptrain.runs.shown import LogLine
+from rptrain.runs.view_values import LogLine
 from rptrain.tui.widgets.entry import Entry
 from rptrain.utils.text import one_line, printable
 

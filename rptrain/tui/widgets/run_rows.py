@@ -26,7 +26,7 @@ COLUMNS = {  # widths; the first ones stay on narrow screens
 }
 MARK = 2
 NAME = 16  # minimum width
-WISHED = 32  # width of longer names, before there are columns behind FIRST
+PREFERRED = 32  # width of longer names, before there are columns behind FIRST
 FIRST = ("state", "steps", "loss")
 LONGEST = 62  # maximum width: a name of 60 characters
 ARROWS = ("▲", "▼")  # the lowest first, the highest first
@@ -85,11 +85,11 @@ class Layout:
     def of(cls, width: int, longest: int, *, validated: bool = True) -> "Layout":
         """For a list of `width` characters and names of at most `longest`. `validated`: runs have validation losses."""
         left = width - MARK - NAME
-        wished = max(0, min(longest + 2, WISHED) - NAME)
+        preferred = max(0, min(longest + 2, PREFERRED) - NAME)
         columns: list[tuple[str, int]] = []
         offered = {name: room for name, room in COLUMNS.items() if validated or name != BEST}
         for name, room in offered.items():
-            if room > left - (0 if name in FIRST else wished):
+            if room > left - (0 if name in FIRST else preferred):
                 break
             columns.append((name, room))
             left -= room
