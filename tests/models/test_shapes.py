@@ -42,6 +42,9 @@ PRESETS = {
     "qwen3-32b": 32_762_123_264,
     "gpt-oss-20b": 20_914_757_184,
     "qwen3-235b-a22b": 235_093_634_560,
+    "glm-4.5-air": 106_852_251_264,
+    "glm-4.6": 352_797_829_024,
+    "minimax-m2": 228_689_764_864,
 }
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -66,6 +69,9 @@ def parameters_by_unit(model) -> dict[str, int]:
         words = name.removeprefix("model.").split(".")
         unit = {"embed_tokens": "embed", "lm_head": "head"}.get(words[0], words[0])
         counts[f"layers.{words[1]}" if unit == "layers" else unit] += parameter.numel()
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # which checkpoints have like parameters
+            counts[f"layers.{name.split('.')[2]}.correction"] += buffer.numel()
     return dict(counts)
 
 
