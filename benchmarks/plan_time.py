@@ -25,7 +25,6 @@ path = "{model}"
 path = "builtin:tasks"
 [data]
 max_length = 2048
-cache_dir = "{cache}"
 [train]
 micro_batch_size = {micro_batch}
 global_batch_size = 64
@@ -43,9 +42,12 @@ CASES = {  # name: model, micro-batch, host memory, overrides
 }
 
 
-def cpu_seconds(command: Sequence[str]) -> float:
-    """User and system time of a command. RuntimeError if it fails; a plan that does not fit ends with 2."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+def cpu_seconds(command: Sequence[str], cache: Path) -> float:
+    """User and system time of a command with this cache folder of the user. RuntimeError if it fails; a plan that does
+    not fit ends with 2.
+    """
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode not in (0, 2):
@@ -59,16 +61,16 @@ def main(repetitions: int) -> None:
         commands = {"import torch": [sys.executable, "-c", "import torch"]}
         for number, (name, (model, micro_batch, host, overrides)) in enumerate(CASES.items()):
             file = Path(folder, f"{number}.toml")
-            file.write_text(CONFIG.format(model=model, micro_batch=micro_batch, cache=cache))
+            file.write_text(CONFIG.format(model=model, micro_batch=micro_batch))
             commands[name] = [*PLAN, str(file), *overrides, *MACHINE, host]
         file = Path(folder, "tiny.toml")
-        file.write_text(CONFIG.format(model="tiny-tasks", micro_batch="4", cache=cache))
+        file.write_text(CONFIG.format(model="tiny-tasks", micro_batch="4"))
         commands[TINY] = commands[f"{TINY}, again"] = [*PLAN, str(file)]
         taken: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(repetitions):
             rmtree(cache, ignore_errors=True)
             for name, command in commands.items():
-                taken[name].append(cpu_seconds(command))
+                taken[name].append(cpu_seconds(command, cache))
     bare = min(taken["import torch"])
     seconds = {
         name: {"least": round(min(found), 3), "median": round(median(found), 3), "more": round(min(found) - bare, 3)}
