@@ -14,6 +14,7 @@ from rptrain.models import (
     minimax_m2,
     mistral,
     olmo3,
+    phi3,
     qwen2,
     qwen3,
     qwen3_moe,
@@ -39,6 +40,7 @@ BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     granite.ARCHITECTURE: granite.build,
     minimax_m2.ARCHITECTURE: minimax_m2.build,
     olmo3.ARCHITECTURE: olmo3.build,
+    phi3.ARCHITECTURE: phi3.build,
     seed_oss.ARCHITECTURE: seed_oss.build,
     smollm3.ARCHITECTURE: smollm3.build,
 }
@@ -53,6 +55,7 @@ MODEL_TYPES = {
     "granite": granite.ARCHITECTURE,
     "minimax_m2": minimax_m2.ARCHITECTURE,
     "olmo3": olmo3.ARCHITECTURE,
+    "phi3": phi3.ARCHITECTURE,
     "seed_oss": seed_oss.ARCHITECTURE,
     "smollm3": smollm3.ARCHITECTURE,
 }

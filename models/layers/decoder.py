@@ -37,8 +37,12 @@ def attention_params(
     whole_qk_norm: bool = False,
     qkv_bias: bool = False,
     o_bias: bool = False,
+    fused: bool = False,
 ) -> list[Param]:
-    """The parameters of the attention and its norms, in the block with prefix `at` in checkpoints."""
+    """The parameters of the attention and its norms, in the block with prefix `at` in checkpoints.
+
+    `fused`: checkpoints have one tensor of queries, keys and values.
+    """
     attention = f"{at}.self_attn"
     heads, kv_heads = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
     qkv = (
@@ -46,6 +50,8 @@ def attention_params(
         (f"{attention}.k_proj", kv_heads),
         (f"{attention}.v_proj", kv_heads),
     )
+    if fused:
+        qkv = ((f"{attention}.qkv_proj", heads + 2 * kv_heads),)
     o = (f"{attention}.o_proj", sizes.hidden)
     params = [norm("input_norm", f"{at}.input_layernorm", sizes.hidden)] if pre_norms else []
     params.append(matrix("qkv", sizes.hidden, sizes.std, *qkv))
@@ -68,13 +74,21 @@ def post_norm(sizes: Sizes, at: str) -> Param:
 
 
 def dense_unit(
-    sizes: Sizes, index: int, *, pre_norms: bool = True, post_norms: bool = False, **attention: bool
+    sizes: Sizes,
+    index: int,
+    *,
+    pre_norms: bool = True,
+    post_norms: bool = False,
+    fused: bool = False,
+    **attention: bool,
 ) -> Unit:
-    """The parameters of a Block. `attention`: see `attention_params`."""
+    """The parameters of a Block. `fused`: checkpoints have one tensor of gate and up, and see `attention_params`."""
     at = f"model.layers.{index}"
     gate_up = ((f"{at}.mlp.gate_proj", sizes.intermediate), (f"{at}.mlp.up_proj", sizes.intermediate))
+    if fused:
+        gate_up = ((f"{at}.mlp.gate_up_proj", 2 * sizes.intermediate),)
     params = (
-        *attention_params(sizes, at, pre_norms=pre_norms, post_norms=post_norms, **attention),
+        *attention_params(sizes, at, pre_norms=pre_norms, post_norms=post_norms, fused=fused, **attention),
         *([post_norm(sizes, at)] if pre_norms else []),
         matrix("gate_up", sizes.hidden, sizes.std, *gate_up),
         matrix("down", sizes.intermediate, sizes.std, (f"{at}.mlp.down_proj", sizes.hidden)),

@@ -178,6 +178,7 @@ def read_number(
     if accepted and (0 < value <= most or (least == 0 and value == 0)):
         return kind(value)
     what = "a positive whole number" if kind is int else "a positive number"
+    what = f"{what} or 0" if least == 0 else what
     if value is None:
         found.append(f"{key} is missing")
     elif accepted and value > most:

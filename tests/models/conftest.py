@@ -88,6 +88,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "tie_word_embeddings": True,
     },
+    "phi3": {"model_type": "phi3", "sliding_window": 4},
+    "phi3-partial": {"model_type": "phi3", "partial_rotary_factor": 0.5, "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral", "head_dim": 10, "sliding_window": 4},
     "mistral-no-window": {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": True},
     "qwen2": {"model_type": "qwen2"},

@@ -22,6 +22,10 @@ CONFIG = {
 }
 MISTRAL = {**CONFIG, "architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
 GRANITE = {**CONFIG, "architectures": ["GraniteForCausalLM"]}
+PHI3 = {**CONFIG, "architectures": ["Phi3ForCausalLM"]}
+GLM = {**CONFIG, "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 6, "num_experts_per_tok": 2}
+GLM["moe_intermediate_size"] = 8
+MINIMAX = {**CONFIG, "architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
 SMOLLM3 = {**CONFIG, "architectures": ["SmolLM3ForCausalLM"]}
 QWEN2 = {**CONFIG, "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {**CONFIG, "architectures": ["Qwen3ForCausalLM"]}
@@ -197,6 +201,26 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
         ({**CONFIG, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({**CONFIG, "attention_bias": "yes"}, "attention_bias must be true or false, not 'yes'"),
         ({**GRANITE, "residual_multiplier": 0}, "residual_multiplier must be a positive number, not 0"),
+        ({**PHI3, "rope_scaling": {"type": "yarn"}}, "rope type 'yarn' is not supported in this architecture"),
+        ({**PHI3, "resid_pdrop": 0.1}, "resid_pdrop 0.1 is not supported; it must be off"),
+        (
+            {**PHI3, "partial_rotary_factor": 0.3},
+            "partial_rotary_factor is at most 1, and times the head size 4 an",
+        ),
+        ({**PHI3, "partial_rotary_factor": 1.5}, "partial_rotary_factor is at most 1"),
+        ({**GLM, "n_group": 4}, "n_group 4 must divide the 6 experts into groups of at least 2"),
+        ({**GLM, "n_group": 6}, "n_group 6 must divide the 6 experts into groups of at least 2"),
+        ({**GLM, "n_group": 2, "topk_group": 3}, "topk_group 3 is more than n_group 2"),
+        (
+            {**GLM, "n_group": 3, "num_experts_per_tok": 3},
+            "1 of 3 groups of experts have fewer than",
+        ),
+        ({**GLM, "first_k_dense_replace": -1}, "first_k_dense_replace must be a positive whole number or 0"),
+        ({**GLM, "routed_scaling_factor": 0}, "routed_scaling_factor must be a positive number"),
+        ({**MINIMAX, "scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; 'sigmoid' is"),
+        ({**MINIMAX, "shared_intermediate_size": 64}, "shared_intermediate_size 64 is not supported; 0 is"),
+        ({**MINIMAX, "router_jitter_noise": 0.1}, "router_jitter_noise 0.1 is not supported"),
+        ({**MINIMAX, "rotary_dim": 129}, "partial_rotary_factor is at most 1"),
         ({**SMOLLM3, "no_rope_layers": [1]}, "no_rope_layers must be a list of 0 or 1 for each of 2 layers"),
         ({**SMOLLM3, "no_rope_layers": [1, 2]}, "no_rope_layers must be a list of 0 or 1 for each of 2 layers"),
         ({**SMOLLM3, "no_rope_layer_interval": 0}, "no_rope_layer_interval must be a positive whole number"),

@@ -44,6 +44,7 @@ PRESETS = {
     "qwen3-235b-a22b": 235_093_634_560,
     "glm-4.5-air": 106_852_251_264,
     "glm-4.6": 352_797_829_024,
+    "phi-4": 14_659_507_200,
     "minimax-m2": 228_689_764_864,
 }
 variants = pytest.mark.parametrize("variant", VARIANTS)

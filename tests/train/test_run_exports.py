@@ -59,6 +59,11 @@ MODELS = {
     "smollm3": {"architectures": ["SmolLM3ForCausalLM"], "tie_word_embeddings": True, "no_rope_layer_interval": 2},
     "seed_oss": {"architectures": ["SeedOssForCausalLM"], "tie_word_embeddings": False, "attention_bias": True},
     "olmo3": {"architectures": ["Olmo3ForCausalLM"], "tie_word_embeddings": False, "sliding_window": 4},
+    "phi3": {
+        "architectures": ["Phi3ForCausalLM"],
+        "tie_word_embeddings": False,
+        "sliding_window": 6,
+    },
     "mistral": {"architectures": ["MistralForCausalLM"], "tie_word_embeddings": False, "sliding_window": 4},
     "qwen2": {
         "architectures": ["Qwen2ForCausalLM"],

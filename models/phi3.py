@@ -1,0 +1,26 @@
+"""Phi-3 and Phi-4: Llama's block with fused projections in checkpoints, and maybe partly rotated heads."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rptrain.models.layers import rope
+from rptrain.models.llama import decoder
+from rptrain.models.spec import ModelSpec
+from rptrain.models.weights.hf_config import read_number, read_shape
+
+ARCHITECTURE = "Phi3ForCausalLM"
+DEFAULTS = {"rms_norm_eps": 1e-5}  # for missing keys of config.json
+
+
+def build(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
+    filled = DEFAULTS | {key: value for key, value in config.items() if value is not None}
+    found: list[str] = []
+    kind = rope.parameters(filled).get("rope_type", "default")
+    if kind != "default":  # transformers takes yarn for longrope here
+        found.append(f"rope type {kind!r} is not supported in this architecture; default is")
+    if filled.get("resid_pdrop"):
+        found.append(f"resid_pdrop {filled['resid_pdrop']!r} is not supported; it must be off")
+    window = None if filled.get("sliding_window") is None else read_number(filled, "sliding_window", found)
+    shape = read_shape(filled, unsupported=found, partial=True)
+    return decoder(ARCHITECTURE, config, shape, [window] * shape.layers, fused=True)
