@@ -167,12 +167,16 @@ def test_more_devices_than_micro_batches_is_a_warning(folder, caplog):
         "save.output_dir=run.toml/inside",
         "save.output_dir=/proc/inside",
         f"save.output_dir={'x' * 300}",
-        'log.run_name="a\\u0000b"',
     ],
 )
 def test_a_folder_that_cannot_be_made(refused, override):
     said = refused(override)
     assert said.startswith("cannot create a run in ") and "change save.output_dir or log.run_name" in said
+
+
+def test_a_name_with_control_characters(refused):
+    said = refused('log.run_name="a\\u0000b"')
+    assert "`log.run_name` must be a folder name without line ends, tabs and other control characters" in said
 
 
 # The model
@@ -371,12 +375,12 @@ LONE_SURROGATE = '{"messages": [{"role": "user", "content": "\\ud83d"}]}\n'
         ("empty.json", "[]", "the file has no rows"),
         ("bad.jsonl", CHAT * 98 + "{\n" * 2, "2 of 100 rows are bad:\n  bad.jsonl:99: "),
         ("bad.jsonl", CHAT * 98 + "{\n" * 2, "More than 1 % stops the run: fix or remove these rows"),
-        ("deep.jsonl", CHAT * 10 + '{"a":' * 100_000 + "\n", "deep.jsonl:11: nested too deeply"),
-        ("deep.json", "[" * 100_000, "not a JSON list"),
+        ("deep.jsonl", CHAT * 10 + '{"a":' * 100_000 + "\n", "deep.jsonl:11: lists or objects are nested too deeply"),
+        ("deep.json", "[" * 100_000, "deep.json: lists or objects are nested too deeply"),
         ("half.jsonl", CHAT * 10 + LONE_SURROGATE, "half.jsonl:11: `content` has half a character"),
         ("questions.jsonl", ONLY_A_QUESTION * 10, "no token of the data is supervised"),
         ("long.jsonl", chat("Spell backwards: " + "ab" * 40) * 10, "raise data.max_length"),
-        ("latin.jsonl", chat("é").encode("latin-1") * 10, "'utf-8' codec can't decode"),
+        ("latin.jsonl", chat("é").encode("latin-1") * 10, "not UTF-8 text (byte 0xe9): save the file as UTF-8"),
         ("latin.txt", "é".encode("latin-1"), "not UTF-8 text"),
         ("noise.jsonl", bytes(range(256)) * 4, "no known data format"),
         ("table.csv", "question,answer\na,b\n", "Known formats and their keys: messages: messages; sharegpt"),
