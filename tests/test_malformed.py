@@ -194,7 +194,8 @@ def test_adapters_and_manifests(inside):
     shapes = {adapter.PREFIX + name: shape for name, shape in adapter.shapes(tuned).items()}
     folder = inside / "adapter"
     folder.mkdir()
-    safetensors_io.write(folder / adapter.WEIGHTS, shapes, torch.float32, map(torch.zeros, shapes.values()))
+    entries = {name: (shape, torch.float32) for name, shape in shapes.items()}
+    safetensors_io.write(folder / adapter.WEIGHTS, entries, map(torch.zeros, shapes.values()))
     for seed in range(25):
         (folder / adapter.CONFIG).write_bytes(either(content(made.config(tuned)), Random(seed)))
         refused_or_taken(lambda: settings_of(adapter.read(folder), spec))
