@@ -147,8 +147,9 @@ class RptrainApp(App[None]):
             await self._shared.chat.close()
 
     def action_help(self) -> None:
-        if not isinstance(self.screen, ModalScreen):
-            self.push_screen(Help(str(self.screen.TITLE), getattr(self.screen, "KEYS", ())))
+        keys, in_dialog = getattr(self.screen, "KEYS", ()), isinstance(self.screen, ModalScreen)
+        if keys or not in_dialog:
+            self.push_screen(Help(str(self.screen.TITLE), keys, in_dialog=in_dialog))
 
     def action_help_quit(self) -> None:
         """Says how to leave: ctrl+c copies selected text, and leaves other programs."""

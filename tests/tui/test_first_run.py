@@ -169,3 +169,22 @@ async def test_the_questions_are_for_a_first_run_only(make: Made, tmp_path: Path
     async with make(welcome=True).run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         assert not isinstance(pilot.app.screen, FirstRun)
+
+
+@driven
+async def test_the_questions_have_help_and_are_asked_again_by_a_key(make: Made, tmp_path: Path):
+    app = make(welcome=True)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await asked(pilot, 1)
+        assert "esc F2 all settings" in screen_text(app) and "F1 keys" in screen_text(app)
+        await press_until(pilot, "f1", lambda: "the question before" in screen_text(app))
+        await press_until(pilot, "escape", lambda: "1 of 3" in screen_text(app))
+        await press_until(pilot, "escape", lambda: "F7 asks the three questions again" in notified(app))
+        await settled(pilot)
+        await press_until(pilot, "f7", lambda: "1 of 3" in screen_text(app))
+        await until(pilot, lambda: "llama-3.1-8b" in screen_text(app))
+        await pilot.press(*"llama", "enter")
+        await asked(pilot, 2)
+        await press_until(pilot, "f2", lambda: isinstance(app.screen, NewRun))
+        await until(pilot, lambda: app.screen.query_one("#model-path").value == "llama-3.1-8b")
+        assert not (tmp_path / "rptrain.toml").exists()

@@ -230,16 +230,6 @@ async def test_a_line_that_is_typed_in_is_not_written_to(make: Made, tmp_path: P
 
 
 @driven
-async def test_no_run_starts_with_other_settings_than_are_shown(make: Made, tmp_path: Path):
-    async with make().run_test(size=(120, 36), notifications=True) as pilot:
-        await ready(pilot)
-        late_write(pilot.app, "data-max_length", "77")
-        await pilot.press("ctrl+r")
-        await until(pilot, lambda: "the plan is not ready yet" in notified(pilot.app))
-        assert not (tmp_path / "runs").exists()
-
-
-@driven
 async def test_another_model_brings_its_own_settings_but_not_over_ones_by_hand(make: Made):
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
@@ -355,18 +345,6 @@ def test_the_comment_behind_a_changed_value_is_dropped(tmp_path: Path):
     assert draft.text == text
     draft.put("train.max_steps", "30")
     assert draft.text == text.replace("20 # a minute", "30")
-
-
-@driven
-async def test_a_plan_of_what_stood_there_before_starts_nothing(make: Made, tmp_path: Path, monkeypatch):
-    async with make().run_test(size=(80, 24), notifications=True) as pilot:
-        await ready(pilot)
-        monkeypatch.setattr("rptrain.tui.screens.new_run.PAUSE", 100.0)
-        await type_over(pilot, "999999", "#data-max_length")
-        await until(pilot, lambda: start_button(pilot.app).disabled)
-        await pilot.press("ctrl+r")
-        await until(pilot, lambda: "the plan is not ready yet" in notified(pilot.app))
-        assert not (tmp_path / "runs").exists() and not isinstance(pilot.app.screen, RunScreen)
 
 
 @driven

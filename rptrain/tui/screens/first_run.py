@@ -37,6 +37,12 @@ class FirstRun(Picker):
     `values`: the answers, as values of a draft.
     """
 
+    TITLE = "The first run"
+    KEYS = (
+        *Picker.KEYS[:-1],
+        ("esc", "the question before; at the first one, all settings"),
+        ("F2", "all settings, with the answers so far; F7 asks again there"),
+    )
     BINDINGS: ClassVar[list[BindingType]] = [Binding("f2", "all_settings", "all settings")]
 
     def __init__(self, shared: Context) -> None:
@@ -57,7 +63,8 @@ class FirstRun(Picker):
     def pose(self, question: Question) -> None:
         super().pose(question)
         enter = "choose" if self._step < 2 else "start training" if self.is_example else "see the plan"
-        keys = (("enter", enter), ("esc", "back"), ("F2", "all settings"))
+        leave = (("esc", "back"), ("F2", "all settings")) if self._step else (("esc F2", "all settings"),)
+        keys = (("enter", enter), *leave, ("F1", "keys"))
         parts = [part for key, does in keys for part in ((f"{key} ", "$accent"), (f"{does}   ", "$muted"))]
         self.query_one("#first-keys", Static).update(Content.assemble(*parts))
 

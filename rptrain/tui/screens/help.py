@@ -27,9 +27,10 @@ EVERYWHERE = (
 class Help(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,f1,enter", "dismiss", "close")]
 
-    def __init__(self, title: str, keys: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, title: str, keys: Iterable[tuple[str, str]], *, in_dialog: bool = False) -> None:
+        """`in_dialog`: the keys of all screens do not work."""
         super().__init__()
-        self._title, self._keys = title, tuple(keys)
+        self._sections = ((title, tuple(keys)), *([] if in_dialog else [("Everywhere", EVERYWHERE)]))
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog"):
@@ -42,7 +43,7 @@ class Help(ModalScreen[None]):
     def _text(self, width: int) -> Content:
         """The keys, and in the columns beside them, `width` wide, what they do."""
         lines: list[Content] = []
-        for title, keys in ((self._title, self._keys), ("Everywhere", EVERYWHERE)):
+        for title, keys in self._sections:
             lines.append(Content.styled(title, "bold"))
             for key, does in keys:
                 first, *further = textwrap.wrap(does, width)

@@ -12,9 +12,9 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Button, Static
 
-from rptrain.runs.run_dir import RunDir
 from rptrain.tui.context import Context
 from rptrain.tui.messages import OpenRun
+from rptrain.tui.screens import data_sets, draft_file
 from rptrain.tui.screens.ask_name import AskName
 from rptrain.tui.screens.choices import data_question, file_question, model_question, settings_question
 from rptrain.tui.screens.closing import is_left, until_closed
@@ -29,7 +29,7 @@ from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.edits import Edits
 from rptrain.tui.services.fields import Field, field_of
 from rptrain.tui.services.helper import HelperError
-from rptrain.tui.services.launch import free_file, free_name
+from rptrain.tui.services.launch import free_name
 from rptrain.tui.services.setting_text import STOPS, about, reason_of
 from rptrain.tui.widgets.advice_list import AdviceList
 from rptrain.tui.widgets.form import Form
@@ -54,6 +54,8 @@ class NewRun(Screen[None]):
         Binding("f6", "save_as", "save as", show=False),
         *(Binding(f"alt+{n},{n}", f"remedy({n})", "remedy", show=False) for n in range(1, 10)),
         Binding("f5", "settings", "all settings", show=False),
+        Binding("f7", "guide", "three questions", show=False),
+        Binding("escape", "stay", "cancel the start", show=False),
         Binding("down", "app.focus_next", "next", show=False),
         Binding("up", "app.focus_previous", "before", show=False),
     ]
@@ -61,7 +63,7 @@ class NewRun(Screen[None]):
         ("up down", "between settings"),
         ("enter", "on model and data: what is on this machine"),
         ("right", "complete a path; change a choice"),
-        ("ctrl+r", "save the config and start the run, if it fits"),
+        ("ctrl+r", "save the config and start the run, once its plan is ready and fits; esc cancels this"),
         ("ctrl+s", "save the config"),
         ("ctrl+t", "samples of the data, as the model reads them"),
         ("ctrl+n ctrl+l", "add a data set; remove the one with the focus"),
@@ -69,6 +71,7 @@ class NewRun(Screen[None]):
         ("ctrl+o", "open a config file or a past run's settings"),
         ("F6", "save the config under another name"),
         ("F5", "all settings there are, to find one and set it"),
+        ("F7", "the three questions of a first run: model, data, method"),
     )
 
     def __init__(self, context: Context) -> None:
@@ -77,11 +80,15 @@ class NewRun(Screen[None]):
         self._edits = Edits(context.draft)
         self._planned_text = ""  # the text of the shown plan
         self._left = False  # another screen was shown
-        self._starts = False  # once the plan fits
+        self._is_launching = False
 
     @property
     def _draft(self) -> Draft:
         return self._edits.draft
+
+    @property
+    def _panel(self) -> PlanPanel:
+        return self.query_one(PlanPanel)
 
     def compose(self) -> ComposeResult:
         yield TopBar("new", str(self._draft.path))
@@ -108,25 +115,28 @@ class NewRun(Screen[None]):
         self._changed()
         if self._shared.welcome:
             self._shared.welcome = False
-            self._welcome()
+            self.action_guide()
 
     @work
     @until_closed
-    async def _welcome(self) -> None:
-        """Asks the questions of the first run. Starts the bundled example once its plan fits; shows that of others."""
-        first = FirstRun(self._shared)
+    async def action_guide(self) -> None:
+        """Asks the questions of a first run. Starts the bundled example once its plan fits; shows that of others."""
+        self._take()
+        first, touched = FirstRun(self._shared), self._edits.touched
         answer = await ask(self, first)
-        self._edits.update(first.values)
-        self._edits.touched = False
-        await self._show_draft()
-        if answer is not None and first.is_example:
-            self._starts = True
-            self.notify("planning; training starts once the plan fits")
-        elif answer is not None:
+        if first.values:
+            self._edits.update(first.values)
+            self._edits.touched = touched or not self._draft.is_new
+            await self._show_draft()
+        if answer is None:
+            self.notify("All settings of the run; F7 asks the three questions again", timeout=15)
+        elif first.is_example:
+            self._panel.starts = True
+        else:
             self.notify("Check the settings and the plan of your run; ctrl+r starts it", timeout=15)
 
     def on_resize(self) -> None:
-        self.query_one(PlanPanel).detailed = self.size.height >= TALL
+        self._panel.detailed = self.size.height >= TALL
 
     # ---- the draft
 
@@ -137,7 +147,7 @@ class NewRun(Screen[None]):
         if self._edits.take(edited):
             self._fill()
         if edited:
-            self._starts = False
+            self._panel.starts = False
             self._changed()
 
     def _fill(self) -> AwaitComplete:
@@ -153,7 +163,7 @@ class NewRun(Screen[None]):
     def _changed(self) -> None:
         self._shared.unsaved = self._edits.unsaved
         self._show_file()
-        self.query_one(PlanPanel).busy = True
+        self._panel.busy = True
         self.query_one("#start", Button).disabled = True
         self._plan()
 
@@ -183,7 +193,7 @@ class NewRun(Screen[None]):
         except (UserError, HelperError) as error:
             self._show_problem(str(error))
             return
-        panel = self.query_one(PlanPanel)
+        panel = self._panel
         panel.problem, panel.planned, panel.busy = "", planned, False
         self._planned_text = text if planned.fits else ""
         self.query_one("#start", Button).disabled = not planned.fits
@@ -191,8 +201,8 @@ class NewRun(Screen[None]):
         self._edits.invalid = {one["key"]: one["message"] for one in refusals if field_of(one["key"])}
         self._mark()
         self.query_one(AdviceList).propose(planned)
-        starts, self._starts = self._starts, False
-        if starts and planned.fits:
+        if panel.starts:
+            panel.starts = False
             self.action_start()
         if self.query_one(Samples).display:
             self._show_samples()
@@ -213,11 +223,14 @@ class NewRun(Screen[None]):
         return config.save.output_dir, config.log.run_name or "run"
 
     def _show_problem(self, problem: str) -> None:
-        panel = self.query_one(PlanPanel)
-        panel.problem, panel.busy, self._planned_text, self._starts = problem, False, "", False
+        panel = self._panel
+        panel.problem, panel.busy, self._planned_text = problem, False, ""
         self.query_one(Form).note("log.run_name", "")  # it may be about a name before
         self.query_one("#start", Button).disabled = True
         self.query_one(AdviceList).propose(None)
+        if panel.starts:
+            panel.starts = False
+            self._say_why_not()
 
     @on(AdviceList.OptionSelected, "#advice")
     def _take_advice(self, event: AdviceList.OptionSelected) -> None:
@@ -243,7 +256,7 @@ class NewRun(Screen[None]):
     @on(Samples.Shown)
     def _samples_shown(self) -> None:
         """Loads the samples once there is room for them; a running plan brings them with it."""
-        panel = self.query_one(PlanPanel)
+        panel = self._panel
         if panel.planned is not None and not panel.busy and not panel.problem:
             self._show_samples()
 
@@ -279,33 +292,18 @@ class NewRun(Screen[None]):
     @until_closed
     async def action_add_set(self) -> None:
         self._take()
-        question = data_question(self._shared, self._draft, "A further data set")
-        if path := await ask(self, Picker(question)):
-            try:
-                self._edits.add_train_set(path)
-            except UserError as error:
-                self.notify(str(error), severity="error")
-                return
-            await self._sets_changed(self._draft.train_sets - 1)
+        await self._sets_changed(await data_sets.add(self, self._shared, self._edits))
 
     @on(Form.Removed)
     async def _remove_set(self, event: Form.Removed) -> None:
         self._take()
-        if self._draft.train_sets == 1:
-            self.notify("a run needs at least one data set: enter another one in its place", severity="warning")
-        elif event.train_set is None:
-            self.notify("move to a data set to remove it", severity="warning")
-        else:
-            try:
-                self._edits.remove_train_set(event.train_set)
-            except UserError as error:
-                self.notify(str(error), severity="error")
-                return
-            await self._sets_changed(min(event.train_set, self._draft.train_sets - 1))
+        await self._sets_changed(data_sets.remove(self, self._edits, event.train_set))
 
-    async def _sets_changed(self, train_set: int) -> None:
-        """Shows the data sets, and moves the focus to one of them."""
-        self._starts = False
+    async def _sets_changed(self, train_set: int | None) -> None:
+        """Shows the data sets, and moves the focus to one of them. None: nothing changed."""
+        if train_set is None:
+            return
+        self._panel.starts = False
         await self._fill()
         self._changed()
         await self.correct(f"data.train.{train_set}.path")
@@ -328,18 +326,7 @@ class NewRun(Screen[None]):
     async def _save(self) -> bool:
         """Saves the draft; asks first if the file has changed on disk. Returns whether it was saved."""
         self._take()
-        path = self._draft.path
-        if self._edits.refused:
-            self.notify("\n".join(refused.message for refused in self._edits.refused.values()), severity="error")
-            return False
-        if self._draft.is_changed_outside:
-            detail = "Another program changed or created the file. Saving discards its content."
-            if not await ask(self, Confirm(f"Write over {path}?", "Write", detail)):
-                return False
-        try:
-            self._draft.save()
-        except UserError as error:
-            self.notify(str(error), severity="error")
+        if not await draft_file.save(self, self._edits):
             return False
         self._shared.unsaved = False
         self._show_file()
@@ -349,42 +336,48 @@ class NewRun(Screen[None]):
     @work
     @until_closed
     async def action_start(self) -> None:
+        """Saves the config and starts the run, or lets this wait for the plan. Says why if it cannot be started."""
+        if self._is_launching:  # the key may arrive twice
+            return
         self._take()
-        if self.query_one(PlanPanel).busy:
+        if self._planned_text == self._draft.text:
+            self._is_launching = True
+            try:
+                await self._launch()
+            finally:
+                self._is_launching = False
+            return
+        if self._panel.busy:
             self._edits.check()
             self._mark()
-        if self._planned_text != self._draft.text:
+        if self._panel.busy and not self._edits.invalid:
+            self._panel.starts = True
+        else:
             self._say_why_not()
-            return
-        planned, self._planned_text = self._planned_text, ""  # the key may arrive twice
+
+    async def _launch(self) -> None:
         if not await self._save():
-            self._planned_text = planned
             return
         try:
             launched = await self._shared.start(self._draft.path, *self._place())
         except UserError as error:
             self.notify(str(error), severity="error")
-            self._planned_text = planned
             return
         self._call_off()
-        self.query_one(PlanPanel).busy = True  # made again on return to the screen
+        self._planned_text, self._panel.busy = "", True  # made again on return to the screen
         self._shared.helper.close()  # the run needs its memory
         self.post_message(OpenRun(launched.path, launched))
 
+    def action_stay(self) -> None:
+        """Cancels a start that waits for the plan."""
+        self._panel.starts = False
+
     def _say_why_not(self) -> None:
         """Says why the run is not started; moves the focus to an invalid value."""
-        panel = self.query_one(PlanPanel)
+        reason = self._panel.refusal
         if self._edits.invalid:
             key, reason = next(iter(self._edits.invalid.items()))
             self._reveal(key)
-        elif panel.busy:
-            reason = "the plan is not ready yet"
-        elif panel.problem:
-            reason = panel.problem
-        elif panel.planned is not None and not panel.planned.too_large:
-            reason = "the plan says what would refuse the run"
-        else:
-            reason = "the run does not fit; the plan lists changes that make it fit"
         self.notify(f"not started: {reason}", severity="warning")
 
     # ---- leaving and coming back
@@ -396,14 +389,15 @@ class NewRun(Screen[None]):
             self._call_off()
 
     def on_screen_resume(self) -> None:
-        if self._left and self.query_one(PlanPanel).busy:
+        if self._left and self._panel.busy:
             self._plan()
         elif self._left and self.query_one(Samples).display:
             self._samples_shown()
         self._left = False
 
     def _call_off(self) -> None:
-        """Cancels the plan and samples, which are no longer shown."""
+        """Cancels the plan, samples, and a start that waits for the plan."""
+        self._panel.starts = False
         self.workers.cancel_group(self, "plan")
         self.workers.cancel_group(self, "samples")
 
@@ -439,20 +433,20 @@ class NewRun(Screen[None]):
     async def _may_lose_edits(self) -> bool:
         """Asks whether unsaved edits may be lost, if there are any."""
         self._take()
-        if not self._shared.unsaved:
-            return True
-        detail = "Its edits would be lost."
-        return bool(await ask(self, Confirm(f"Leave {self._draft.path} without saving?", "Leave", detail)))
+        question = Confirm(f"Leave {self._draft.path} without saving?", "Leave", "Its edits would be lost.")
+        return not self._shared.unsaved or bool(await ask(self, question))
 
     async def _open(self, path: Path) -> None:
         try:
-            if not path.exists():
-                raise UserError(f"{path} does not exist")
-            draft = Draft.open(path)
+            edits = draft_file.opened(path)
         except (UserError, OSError) as error:
             self.notify(describe(error), severity="error")
             return
-        self._edits, self._shared.draft = Edits(draft), draft
+        await self._edit(edits)
+
+    async def _edit(self, edits: Edits) -> None:
+        """Leaves the edits before for others."""
+        self._edits, self._shared.draft = edits, edits.draft
         await self._show_draft()
 
     @work
@@ -479,15 +473,9 @@ class NewRun(Screen[None]):
 
     async def _take_over(self, run: Path) -> None:
         try:
-            config = RunDir(run).config()
-            save = config.save.model_copy(update={"resume": "auto"})
-            name = free_name(save.output_dir, run.name)
-            log = config.log.model_copy(update={"run_name": name})
-            draft = Draft.instead_of(free_file(self._draft.path, name))  # the file is the user's
-            draft.become(config.model_copy(update={"save": save, "log": log}))
+            edits = draft_file.settings_of(run, self._draft.path)
         except UserError as error:
             self.notify(str(error), severity="error")
             return
-        self._edits, self._shared.draft = Edits(draft, given=True), draft
-        await self._show_draft()
+        await self._edit(edits)
         self.notify(f"using the settings of {run.name}")

@@ -58,8 +58,17 @@ class Typed(Entry, inherit_bindings=False):
 class Picker(Dialog[str | None]):
     """Asks a question. Keys move in the list wherever the focus is, except in a focused sample that can scroll."""
 
+    TITLE = "List"
+    KEYS = (
+        ("any text", "narrow the list to what has these words; or a path, if the question may be answered with one"),
+        ("right", "complete the path"),
+        ("up down", "between the lines"),
+        ("enter", "choose the line, or the path"),
+        ("esc", "close without a choice"),
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "cancel"),
+        Binding("f1", "app.help", show=False),  # keys of the app do not reach a dialog
         Binding("down", "move(1)", show=False),
         Binding("up", "move(-1)", show=False),
         Binding("pagedown", "move(8)", show=False),

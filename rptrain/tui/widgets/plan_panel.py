@@ -27,13 +27,24 @@ PARTS = 5  # parts of a place to show, the largest first
 class PlanPanel(Widget):
     """Shows mistakes, and the plan, or with mistakes the plan before them.
 
-    `busy` marks an outdated plan; `detailed` lists the parts of memory.
+    `busy` marks an outdated plan; `starts`: the run starts when the new one is ready; `detailed` lists the parts of
+    memory.
     """
 
     planned: reactive[Planned | None] = reactive(None, layout=True)
     problem: reactive[str] = reactive("", layout=True)
     busy: reactive[bool] = reactive(False)
+    starts: reactive[bool] = reactive(False, layout=True)
     detailed: reactive[bool] = reactive(False, layout=True)
+
+    @property
+    def refusal(self) -> str:
+        """Why a run that does not fit the shown plan is not started."""
+        if self.problem:
+            return self.problem
+        if self.planned is not None and not self.planned.too_large:
+            return "the plan says what would refuse the run"
+        return "the run does not fit; the plan lists changes that make it fit"
 
     def render(self) -> Content:
         return self._text(self.size.width)
@@ -45,6 +56,8 @@ class PlanPanel(Widget):
         return Content("\n").join(self._lines(max(width, 20)))
 
     def _lines(self, width: int) -> Iterator[Content]:
+        if self.starts:
+            yield Content.styled("the run starts when the plan is ready and fits; esc cancels", "bold $accent")
         if self.problem:
             yield Content.styled("Not ready", "bold $error")
             yield Content.styled(as_message(self.problem), "$foreground")
