@@ -19,13 +19,17 @@ LAID_OUT = 300_000  # most samples that are laid out in sequences to count those
 
 @dataclass(frozen=True)
 class Amount:
-    """The samples of the training sets and the sequences of an epoch. `exact`: counted, not estimated."""
+    """The samples of the training sets and the sequences of an epoch. `exact`: counted, not estimated.
+
+    `longest`: the tokens of the longest sample of what was read, before it is made to fit; 0 without samples.
+    """
 
     samples: int
     sequences: int
     filled: float  # fraction of the sequences that is not padding
     steps_per_epoch: int
     exact: bool
+    longest: int = 0
 
 
 def amount_of(config: Config, excerpts: Sequence[Excerpt]) -> Amount | None:
@@ -58,7 +62,8 @@ def amount_of(config: Config, excerpts: Sequence[Excerpt]) -> Amount | None:
             groups = [Group(0, max(1, round(left * group.count)), group.weight) for group in groups]
     sequences = sum(map(drawn, groups))
     steps = -(-sequences // config.train.global_batch_size)
-    return Amount(round(samples), sequences, filled, steps, exact)
+    longest = max((int(stream.lengths.max(initial=0)) for stream in streams), default=0)
+    return Amount(round(samples), sequences, filled, steps, exact, longest)
 
 
 def _streams(excerpts: Sequence[Excerpt]) -> list[Stream]:

@@ -1,17 +1,18 @@
 """How long a run is: its steps, epochs, tokens and time, and warnings about them."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any
 
 from rptrain.config.schema import Config
 from rptrain.data.amount import Amount
 from rptrain.utils.text import counted
-from rptrain.utils.units import format_duration
+from rptrain.utils.units import format_duration, format_percent
 
 MANY_EPOCHS = 50  # passes over the data that are probably not meant
 FEW_STEPS = 10  # fewer, if the amount of data sets them, are probably not meant
+SHORTEST = 64  # tokens: shorter sequences are not proposed
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class RunLength:
     tokens: int | None  # of all steps, without padding
     exact: bool  # whether the data was counted, and not estimated from its first rows
     fixed: bool  # whether train.max_steps sets the steps, and not the amount of data
+    filled: float | None = None  # fraction of the sequences that is not padding
+    longest: int | None = None  # tokens of the longest sample that was read
+    shorter: int | None = None  # a data.max_length that all samples fit, if it should be shorter
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -50,7 +54,23 @@ def length_of(config: Config, amount: Amount | None, seconds_per_step: float | N
     seconds = None if seconds_per_step is None else steps * seconds_per_step
     sequences = steps * config.train.global_batch_size
     exact, fixed = amount is None or amount.exact, config.train.max_steps is not None
-    return RunLength(steps, sequences, seconds, *of_data, exact=exact, fixed=fixed)
+    found = RunLength(steps, sequences, seconds, *of_data, exact=exact, fixed=fixed)
+    if amount is None or not amount.longest:
+        return found
+    return replace(found, filled=amount.filled, longest=amount.longest, shorter=_shorter(config, amount, found))
+
+
+def _shorter(config: Config, amount: Amount, length: RunLength) -> int | None:
+    """A shorter sequence that holds the longest sample, or two of them with packing; None if it would be no better.
+
+    Without packing, the rest of a sequence is padding. With it, long sequences cost no padding, but so many samples
+    share one that few data make few steps.
+    """
+    packing = config.data.packing
+    if packing and (length.fixed or length.steps >= FEW_STEPS):
+        return None
+    size = max(SHORTEST, 1 << ((2 if packing else 1) * amount.longest - 1).bit_length())
+    return size if size < config.data.max_length else None
 
 
 def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
@@ -63,9 +83,15 @@ def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
             "never reaches its peak. Set optim.warmup_steps to a fraction, such as 0.03"
         )
     if length.steps < FEW_STEPS and not length.fixed:
+        shorter = f" or data.max_length to {length.shorter:,}," if length.shorter else ""
         yield (
             f"the run has only {counted(length.steps, 'step')}, in which a model learns little: lower "
-            "train.global_batch_size, or data.max_length if the samples are short, or raise train.num_epochs"
+            f"train.global_batch_size,{shorter} or raise train.num_epochs"
+        )
+    if length.shorter and not config.data.packing and length.filled is not None and length.longest is not None:
+        yield (
+            f"{format_percent(1 - length.filled)} of the sequences is padding: the longest sample has "
+            f"{length.longest:,} of data.max_length = {config.data.max_length:,} tokens; {length.shorter:,} would do"
         )
     if length.epochs is not None and length.epochs >= MANY_EPOCHS:
         key = "train.max_steps" if length.fixed else "train.num_epochs"

@@ -13,10 +13,12 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
     step         micro_batch_size, length, micro_batches, round_size, replicas, tokens, update
     plan         text (rptrain/schedule/plan.py reads it), stages (kind, first, last), seconds_per_step,
                  tokens_per_second, bubble, source (of the times, such as "times measured in runs/my" or "profile of
-                 RTX 4090"); null without a plan
+                 RTX 4090"), past (run and tokens_per_second of an earlier run with the same settings, or null); null
+                 without a plan
     length       steps, sequences, seconds, epochs, steps_per_epoch, samples and tokens (without padding) of the run,
-                 and exact (whether the data was counted, not estimated from its first rows). Of another machine's data
-                 nothing is known; null if the steps depend on it
+                 exact (whether the data was counted, not estimated from its first rows), filled (fraction that is not
+                 padding), longest (tokens of the longest sample that was read), and shorter (a max_length that would be
+                 better, or null). Of another machine's data nothing is known; null if the steps depend on it
     types        estimates for the type of products of the config and then for the other one (name, settings,
                  seconds_per_step, tokens_per_second), suggested (settings, or null); null without another type that can
                  be used, for a resumed run, which keeps its type, and with --timings, because the other type is not
@@ -60,12 +62,14 @@ from rptrain.planner.advice import Advice, advise
 from rptrain.planner.choose import DTYPES, RunPlan
 from rptrain.planner.disk import DiskReading, disk_reading
 from rptrain.planner.hardware import Hardware
+from rptrain.planner.learning_rate import low_rate
 from rptrain.planner.length import RunLength, length_of, warnings_of
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.measured_run import MeasuredRun
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, with_saved
 from rptrain.planner.model import find_files, for_hardware, starts_from_files, training_model
 from rptrain.planner.network import Nodes
+from rptrain.planner.past_speed import PastSpeed, past_speed
 from rptrain.planner.product_types import ProductType, product_types, suggested
 from rptrain.planner.refusals import Readiness, look
 from rptrain.planner.scaling import Scaling, scaling
@@ -112,12 +116,14 @@ class PlanReport:
     scaling: Scaling | None
     readiness: Readiness
     length: RunLength | None
+    past: PastSpeed | None  # of an earlier run with the same settings
 
     @property
     def warnings(self) -> list[str]:
         """What is probably not meant, as sentences."""
         of_length = () if self.length is None else warnings_of(self.config, self.length)
-        return [*self.readiness.warnings, *of_length]
+        of_rate = low_rate(self.config, self.spec.num_parameters)
+        return [*self.readiness.warnings, *of_length, *filter(None, [of_rate])]
 
     @property
     def fits(self) -> bool:
@@ -163,6 +169,7 @@ class PlanReport:
                 "tokens_per_second": config.tokens / self.run.estimate.period,
                 "bubble": self.run.estimate.bubble,
                 "source": self.source,
+                "past": self.past and self.past.to_dict(),
             }
         if self.verdict is not None:
             roofline = {
@@ -287,6 +294,7 @@ def report(
         scaling(config, spec, hardware, nodes, run, memory, measured) if nodes and run else None,
         readiness,
         length_of(config, readiness.amount, run and run.estimate.period),
+        past_speed(config, used.names) if hardware.here and nodes is None else None,
     )
 
 

@@ -249,6 +249,8 @@ def _plan(report: PlanReport) -> Iterator[str]:
         f"{format_seconds(found.period)} per step, {format_rate(report.config.tokens / found.period)}, "
         f"bubble {format_percent(max(found.bubble, 0))}: estimated with the {report.source}"
     )
+    if report.past is not None:
+        yield f"measured in the run {report.past.run} with these settings: {format_rate(report.past.tokens_per_second)}"
 
 
 def _types(types: Sequence[ProductType]) -> Iterator[str]:

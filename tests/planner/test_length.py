@@ -1,5 +1,6 @@
 """How long a run is, from the amount of data and the plan, and what is probably not meant."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,3 +88,29 @@ def test_what_is_probably_not_meant(warmup: float, train: dict[str, Any], parts:
     assert found is not None
     said = list(warnings_of(settings, found))
     assert len(said) == len(parts) and all(part in text for part, text in zip(parts, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("longest", "packing", "epochs", "shorter"),
+    [
+        (41, True, 0.45, 128),  # two samples share a sequence
+        (41, True, 1, None),  # there are steps enough, and no padding
+        (41, False, 1, 64),
+        (20, False, 1, 64),
+        (65, False, 1, 128),
+        (64, False, 1, 64),
+        (1025, False, 1, None),
+        (5000, True, 0.45, None),
+    ],
+)
+def test_a_shorter_sequence_for_short_samples(longest: int, packing: bool, epochs: float, shorter: int | None) -> None:
+    """Where it saves padding, or makes more steps of few data."""
+    settings = config(num_epochs=epochs)
+    settings = settings.model_copy(
+        update={"data": settings.data.model_copy(update={"packing": packing, "max_length": 2048})}
+    )
+    found = length_of(settings, replace(DATA, longest=longest), 2.0)
+    assert found is not None and (found.longest, found.shorter) == (longest, shorter)
+    said = " ".join(warnings_of(settings, found))
+    assert ("25% of the sequences is padding" in said) == (shorter is not None and not packing)
+    assert (f"data.max_length to {shorter}" in said) == (shorter is not None and packing)

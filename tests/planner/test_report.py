@@ -532,7 +532,7 @@ KEYS = {
     "model": ["path", "architecture", "parameters", "layers", "base"],
     "machine": ["here", "card", "tflops", "link", "devices", "gpus", "asked", "rates"],
     "step": ["micro_batch_size", "length", "micro_batches", "round_size", "replicas", "tokens", "update"],
-    "plan": ["text", "stages", "seconds_per_step", "tokens_per_second", "bubble", "source"],
+    "plan": ["text", "stages", "seconds_per_step", "tokens_per_second", "bubble", "source", "past"],
     "types": ["estimates", "suggested"],
     "roofline": ["ridge", "blocks", "limit", "loss", "stages"],
     "scaling": [

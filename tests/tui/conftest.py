@@ -52,7 +52,7 @@ def planned(fits: bool = True) -> Planned:
         "model": {"path": "llama", "architecture": "LlamaForCausalLM", "parameters": 8_030_261_248, "layers": 33},
         "machine": {"here": True, "card": "RTX 4090", "tflops": 165, "link": 25e9, "devices": 2, "gpus": True},
         "step": {},
-        "plan": {"seconds_per_step": 8.42, "tokens_per_second": 15566.0, "bubble": 0.006},
+        "plan": {"seconds_per_step": 8.42, "tokens_per_second": 15566.0, "bubble": 0.006, "past": None},
         "length": {
             "steps": 1200,
             "sequences": 76_800,
@@ -61,6 +61,9 @@ def planned(fits: bool = True) -> Planned:
             "tokens": 151_000_000,
             "exact": False,
             "fixed": True,
+            "filled": 0.97,
+            "longest": 61,
+            "shorter": None,
         },
         "memory": places,
         "advice": {"remedies": [] if fits else [remedy], "missing": {}},

@@ -119,7 +119,7 @@ async def test_settings_of_a_past_run_are_shown_from_the_first_one_and_as_not_sa
         await pilot.press("n")
         await until(pilot, lambda: app.focused is not None and app.focused.id == "model-path")
         text = await settled(pilot)
-        assert "Model and data" in text and "old-2.toml (new)" in text and "model.path: " in text
+        assert "Model and data" in text and "old-2.toml (new)" in text and "model (model.path): " in text
         await pilot.press("ctrl+s")
         await until(pilot, (tmp_path / "old-2.toml").exists)
     assert (tmp_path / "rptrain.toml").read_text() == STARTER

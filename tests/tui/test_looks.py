@@ -83,7 +83,7 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
     if app.size.width >= 160:
         await until(pilot, lambda: "Two and two?" in screen_text(app))
     if screen == "unfit":
-        await until(pilot, lambda: "alt+1 train.micro_batch_size = 1" in screen_text(app))
+        await until(pilot, lambda: "alt+1 micro-batch = 1" in screen_text(app))
     elif screen == "sets":
         await until(pilot, lambda: "data 2" in screen_text(app))
     elif screen == "browser":

@@ -88,7 +88,7 @@ async def test_the_plan_follows_what_is_typed(make: Made, helper: Scripted):
         await type_over(pilot, "x", "#data-max_length")
         await until(pilot, lambda: "✗ must be a whole number" in screen_text(pilot.app))
         text = await settled(pilot)
-        assert start_button(pilot.app).disabled and "· `data.max_length` must be" in text
+        assert start_button(pilot.app).disabled and "· sequence length (data.max_length) must be" in text
         assert "the plan before this change" in text and "8.42 s per step" in text  # the rest stays
         helper.answers[heavy.plan] = UserError("no model 'x'")
         await type_over(pilot, "much", "#log-report_to")
@@ -108,7 +108,7 @@ async def test_a_start_beside_an_invalid_value_says_which_one_and_leads_to_it(ma
         await until(pilot, lambda: "✗ must be a whole number" in screen_text(app))
         await focus(pilot, "#log-report_to")
         await pilot.press("ctrl+r")
-        await until(pilot, lambda: "not started: `train.max_steps` must be a whole number" in notified(app))
+        await until(pilot, lambda: "not started: max steps (train.max_steps) must be a whole number" in notified(app))
         await until(pilot, lambda: app.focused is app.screen.query_one("#train-max_steps"))
         assert "fits" not in notified(app)
 
@@ -315,13 +315,41 @@ async def test_a_remedy_is_one_key(make: Made, helper: Scripted, key: str):
     """The number alone where nothing is typed."""
     helper.answers[heavy.plan] = planned(fits=False)
     async with make().run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "alt+1 train.micro_batch_size = 1" in screen_text(pilot.app))
+        await until(pilot, lambda: "alt+1 micro-batch = 1" in screen_text(pilot.app))
         await focus(pilot, "#model-path" if key == "alt+1" else "#train-method")
         helper.answers[heavy.plan] = planned()
         await pilot.press(key)
         await ready(pilot)
         assert "micro_batch_size = 1\n" in helper.asked[-1][2] and shown(pilot.app, "model-path") == ["tiny-tasks"]
         await press_until(pilot, "alt+2", lambda: "✓ fits" in screen_text(pilot.app))  # there is none
+
+
+@driven
+async def test_the_plan_shows_a_measured_speed_and_a_shorter_sequence(make: Made, helper: Scripted):
+    found = planned()
+    found.report["plan"]["past"] = {"run": "old[red]", "tokens_per_second": 23.0}
+    found.report["length"]["shorter"] = 128
+    helper.answers[heavy.plan] = found
+    async with make().run_test(size=(120, 36)) as pilot:
+        await until(pilot, lambda: "23 tokens/s measured by the run old[red]" in screen_text(pilot.app))
+        assert "samples have up to 61 tokens" in " ".join(screen_text(pilot.app).split())
+        assert "alt+1 sequence length = 128" in screen_text(pilot.app)
+        helper.answers[heavy.plan] = planned()
+        await press_until(pilot, "alt+1", lambda: shown(pilot.app, "data-max_length") == ["128"])
+        await until(pilot, lambda: "alt+1" not in screen_text(pilot.app))
+
+
+@driven
+async def test_the_learning_rate_follows_the_size_of_a_model_of_ones_own(make: Made, helper: Scripted):
+    async with make().run_test(size=(120, 36), notifications=True) as pilot:
+        await ready(pilot)
+        found = planned()
+        found.report["model"]["parameters"] = 3_100_000
+        helper.answers[heavy.plan] = found
+        await type_over(pilot, "own", "#model-path")
+        await until(pilot, lambda: "The learning rate is 0.001 now, and was 2e-3" in notified(pilot.app))
+        await ready(pilot)
+        assert shown(pilot.app, "optim-learning_rate") == ["0.001"] and "learning_rate = 0.001" in helper.asked[-1][2]
 
 
 @driven

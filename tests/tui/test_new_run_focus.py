@@ -77,7 +77,7 @@ async def test_the_help_line_is_about_what_has_the_focus(make: Made):
         await focus(pilot, "#save")
         await until(pilot, lambda: "Save: enter saves the config" in screen_text(app))
         await focus(pilot, "#train-num_epochs")
-        await until(pilot, lambda: "train.num_epochs: " in screen_text(app))
+        await until(pilot, lambda: "epochs (train.num_epochs): " in screen_text(app))
         await focus(pilot, "#plan")
         await until(pilot, lambda: "The plan of these settings" in screen_text(app))
 

@@ -69,7 +69,7 @@ def settings_question(draft: Draft) -> Question:
             Item(
                 field.key,
                 f"{draft.shown(field.key) or field.default or DASH}  {field.about}",
-                words=names.get(field.name, ()),
+                words=(*names.get(field.name, ()), *([field.label.strip().lower()] if field.is_grouped else [])),
             )
             for field in ALL.values()
         ]

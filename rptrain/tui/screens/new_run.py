@@ -28,9 +28,10 @@ from rptrain.tui.services import heavy
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.edits import Edits
 from rptrain.tui.services.fields import Field, field_of
+from rptrain.tui.services.heavy import Planned
 from rptrain.tui.services.helper import HelperError
 from rptrain.tui.services.launch import free_name
-from rptrain.tui.services.setting_text import STOPS, about, reason_of
+from rptrain.tui.services.setting_text import STOPS, about, length_note, reason_of, with_labels
 from rptrain.tui.widgets.advice_list import AdviceList
 from rptrain.tui.widgets.form import Form
 from rptrain.tui.widgets.key_bar import KeyBar
@@ -193,6 +194,8 @@ class NewRun(Screen[None]):
         except (UserError, HelperError) as error:
             self._show_problem(str(error))
             return
+        if not self._is_of_size(planned, text):
+            return
         panel = self._panel
         panel.problem, panel.planned, panel.busy = "", planned, False
         self._planned_text = text if planned.fits else ""
@@ -201,11 +204,24 @@ class NewRun(Screen[None]):
         self._edits.invalid = {one["key"]: one["message"] for one in refusals if field_of(one["key"])}
         self._mark()
         self.query_one(AdviceList).propose(planned)
+        self.query_one(Form).note("data.max_length", length_note(planned.report["length"]))
         if panel.starts:
             panel.starts = False
             self.action_start()
         if self.query_one(Samples).display:
             self._show_samples()
+
+    def _is_of_size(self, planned: Planned, text: str) -> bool:
+        """Adapts the settings to the size of the model in their plan. Returns False if another plan has to be made."""
+        self._take()
+        if self._draft.text == text:
+            if message := self._edits.know_size(planned.report["model"]["parameters"]):
+                self.notify(message, timeout=15)
+            if self._draft.text == text:
+                return True
+            self._fill()
+            self._changed()
+        return False
 
     def _mark(self) -> None:
         self.query_one(Form).mark({key: reason_of(key, message) for key, message in self._edits.invalid.items()})
@@ -378,7 +394,7 @@ class NewRun(Screen[None]):
         if self._edits.invalid:
             key, reason = next(iter(self._edits.invalid.items()))
             self._reveal(key)
-        self.notify(f"not started: {reason}", severity="warning")
+        self.notify(f"not started: {with_labels(reason)}", severity="warning")
 
     # ---- leaving and coming back
 

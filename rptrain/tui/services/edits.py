@@ -5,10 +5,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from rptrain.config.errors import ConfigError
+from rptrain.planner.learning_rate import trained
 from rptrain.tui.services.draft import Draft, method_of
 from rptrain.tui.services.fields import field_of
-from rptrain.tui.services.recipe import recipe
+from rptrain.tui.services.recipe import RATE, recipe
 from rptrain.utils.errors import UserError
+from rptrain.utils.units import format_count
 
 DATA = "data.train.0.path"
 CHOOSERS = {"model.path", DATA, "train.method"}  # they set the initial values of other settings
@@ -33,6 +35,9 @@ class Edits:
         self.invalid: dict[str, str] = {}  # why a value is refused, here, by the config or by the plan; by key
         self.touched = False  # edited by the user since the values were filled in
         self._by_hand: set[str] = set()
+        self._parameters: dict[str, int] = {}  # of models that were planned
+        self._suggests_rate = False
+        self._rate: str | None = None  # the learning rate when the size of a model was last known
 
     @property
     def unsaved(self) -> bool:
@@ -83,11 +88,34 @@ class Edits:
         """Sets what suits the model, the data and the method, except for settings that were set by hand. `adds`: also
         settings that the config does not have.
         """
-        draft = self.draft
-        for key, value in recipe(draft.shown("model.path"), draft.shown("data.train.0.path"), method_of(draft)).items():
-            if key not in self._by_hand and (adds or draft.shown(key)):
-                with suppress(UserError):  # its place holds something else, which the plan reports
-                    draft.put(key, value)
+        for key, value in self._recipe().items():
+            if key not in self._by_hand and (adds or self.draft.shown(key)):
+                self._suggests_rate = self._suggests_rate or key == RATE
+                self._put(key, value)
+
+    def know_size(self, parameters: int) -> str:
+        """Sets the learning rate that suits the size of the model, unless it comes from the user or a file.
+
+        Returns a message if the learning rate changed since the size of a model was last known.
+        """
+        draft, before = self.draft, self._rate
+        self._parameters[draft.shown("model.path")] = parameters
+        suggests = self._suggests_rate and RATE not in self._by_hand
+        if suggests:
+            self._put(RATE, self._recipe()[RATE])
+        self._rate = draft.shown(RATE)
+        if not suggests or before in (None, self._rate):
+            return ""
+        size = f"{trained(method_of(draft))} of {format_count(parameters)} parameters"
+        return f"The learning rate is {self._rate} now, and was {before}: it suits training {size}"
+
+    def _recipe(self) -> Mapping[str, str]:
+        model, data = self.draft.shown("model.path"), self.draft.shown(DATA)
+        return recipe(model, data, method_of(self.draft), self._parameters.get(model))
+
+    def _put(self, key: str, value: str) -> None:
+        with suppress(UserError):  # its place holds something else, which the plan reports
+            self.draft.put(key, value)
 
     def check(self) -> list[str]:
         """All mistakes in the config; those of single settings are `invalid` then."""

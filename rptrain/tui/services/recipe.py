@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import PurePath
+from typing import Literal
+
+from rptrain.planner.learning_rate import suitable_rate
+from rptrain.utils.units import format_short
 
 TINY, TASKS = "tiny-tasks", "builtin:tasks"
 LONG = 2048  # tokens a row, of a chat
@@ -32,7 +36,6 @@ TUNING = {
     "train.global_batch_size": "16",
     "train.num_epochs": "1.0",
     "train.max_steps": "",
-    "optim.learning_rate": "1e-5",
     "optim.warmup_steps": "0.03",
     "optim.weight_decay": "",
     "optim.betas": "",
@@ -41,12 +44,17 @@ TUNING = {
     "save.save_total_limit": "2",
     "log.logging_steps": "1",
 }
-ADAPTERS = {"optim.learning_rate": "1e-4", "lora.r": "16", "lora.lora_alpha": "32"}
+ADAPTERS = {"lora.r": "16", "lora.lora_alpha": "32"}
+USUAL = 8_000_000_000  # parameters of a model whose size is not known yet
+RATE = "optim.learning_rate"
 
 
-def recipe(model: str, data: str, method: str) -> Mapping[str, str]:
-    """Values by key, as a person writes them; an empty one leaves the key out."""
+def recipe(model: str, data: str, method: str, parameters: int | None = None) -> Mapping[str, str]:
+    """Values by key, as a person writes them; an empty one leaves the key out. `parameters`: of the model, if known."""
     values = dict(EXAMPLE if model == TINY else TUNING)
+    if model != TINY or method == "lora":
+        kind: Literal["full", "lora"] = "lora" if method == "lora" else "full"
+        values[RATE] = format_short(suitable_rate(parameters or USUAL, kind))
     if data == TASKS and model != TINY:
         values["data.max_length"] = "128"  # a question is short
     elif data != TASKS:

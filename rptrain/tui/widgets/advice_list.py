@@ -1,4 +1,4 @@
-"""The changes that make a run fit, each with its key."""
+"""The changes that make a run fit, or make it better, each with its key."""
 
 from collections.abc import Mapping
 
@@ -8,10 +8,13 @@ from textual.widgets.option_list import Option
 
 from rptrain.config.types import format_size
 from rptrain.tui.services.heavy import Planned
+from rptrain.tui.services.setting_text import with_labels
 
 
 class AdviceList(OptionList):
-    """Is shown for a plan that does not fit. The ids of its options are the numbers of the changes, from 1."""
+    """Is shown for a plan that does not fit, or with longer sequences than its data needs. The ids of its options are
+    the numbers of the changes, from 1.
+    """
 
     def __init__(self) -> None:
         super().__init__(id="advice", compact=True)
@@ -21,18 +24,23 @@ class AdviceList(OptionList):
     def propose(self, planned: Planned | None) -> None:
         """Shows the changes that a plan proposes; None: nothing."""
         self.clear_options()
-        self.display = planned is not None and planned.too_large
         self._remedies = []
-        if planned is None or not planned.too_large:
+        title = ""
+        if planned is not None and planned.too_large:
+            self._remedies = [remedy["changes"] for remedy in planned.report["advice"]["remedies"]]
+            title = planned.advice.partition("\n")[0]
+        elif planned is not None and (length := planned.report["length"]) and length["shorter"]:
+            self._remedies.append({"data.max_length": length["shorter"]})
+            title = "the samples are short:"
+        self.display = bool(title)
+        if planned is None or not title:
             return
-        self._remedies = [remedy["changes"] for remedy in planned.report["advice"]["remedies"]]
-        title = planned.advice.partition("\n")[0]
         self.add_option(Option(Content.styled(title[:1].upper() + title[1:], "bold"), disabled=True))
         for number in range(1, len(self._remedies) + 1):
-            text = ", ".join(f"{key} = {value}" for key, value in self.changes(number).items())
+            text = with_labels(", ".join(f"{key} = {value}" for key, value in self.changes(number).items()))
             self.add_option(Option(Content.assemble((f"alt+{number} ", "$accent"), text), id=str(number)))
         if problem := planned.report["problem"]:
-            self.add_option(Option(Content.styled(problem, "$muted"), disabled=True))
+            self.add_option(Option(Content.styled(with_labels(problem), "$muted"), disabled=True))
 
     def changes(self, number: int) -> dict[str, str]:
         """The values of a change by key, as a user writes them; empty if the change does not exist."""

@@ -10,6 +10,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from rptrain.tui.services.heavy import Planned
+from rptrain.tui.services.setting_text import with_labels
 from rptrain.tui.widgets.bars import bar
 from rptrain.utils.text import as_message
 from rptrain.utils.units import (
@@ -60,7 +61,7 @@ class PlanPanel(Widget):
             yield Content.styled("the run starts when the plan is ready and fits; esc cancels", "bold $accent")
         if self.problem:
             yield Content.styled("Not ready", "bold $error")
-            yield Content.styled(as_message(self.problem), "$foreground")
+            yield Content.styled(as_message(with_labels(self.problem)), "$foreground")
             if self.planned is None:
                 return
             yield Content("")
@@ -78,6 +79,9 @@ class PlanPanel(Widget):
         if plan := report["plan"]:
             speed = format_speed(plan["tokens_per_second"])
             yield from self._pair(width, format_seconds(plan["seconds_per_step"]), "per step", speed, "tokens/s")
+            if past := plan["past"]:
+                measured = f"{format_speed(past['tokens_per_second'])} tokens/s measured by the run {past['run']}"
+                yield Content.styled(as_message(measured), "$accent")
             bubble, devices = format_percent(plan["bubble"]), str(report["machine"]["devices"])
             yield from self._pair(width, bubble, "bubble", devices, self._machine(report))
             yield Content.styled(self.planned.stages, "$muted")
@@ -97,8 +101,10 @@ class PlanPanel(Widget):
     @staticmethod
     def _said(report: Mapping[str, Any]) -> Iterator[Content]:
         """What would refuse the run, and warnings."""
-        yield from (Content.styled(f"· {as_message(one['message'])}", "$error") for one in report["refusals"])
-        yield from (Content.styled(f"! {as_message(text)}", "$warning") for text in report["warnings"])
+        refusals = (as_message(with_labels(one["message"])) for one in report["refusals"])
+        yield from (Content.styled(f"· {text}", "$error") for text in refusals)
+        warnings = (as_message(with_labels(text)) for text in report["warnings"])
+        yield from (Content.styled(f"! {text}", "$warning") for text in warnings)
 
     def _length(self, length: Mapping[str, Any], width: int) -> Iterator[Content]:
         """What depends on an amount of data that is estimated is "about" so much."""

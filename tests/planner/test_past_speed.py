@@ -1,0 +1,54 @@
+"""The speed that an earlier run measured, beside that of a plan."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rptrain.config.schema import Config
+from rptrain.planner.past_speed import past_speed
+
+from ..tui.recorded import make_run
+
+DEVICES = ("cuda:0", "cuda:1")
+
+
+def settings(folder: Path, **sections: Any) -> Config:
+    values = {
+        "model": {"path": "llama-3.1-8b"},
+        "data": {"train": [{"path": "x.jsonl"}]},
+        "save": {"output_dir": str(folder)},
+    }
+    return Config.model_validate(values | sections)
+
+
+def test_the_newest_run_with_the_same_settings_on_the_same_devices(tmp_path: Path):
+    make_run(tmp_path, "old", devices=2, end="finished", alive=False)
+    make_run(tmp_path, "other", devices=2, end="finished", alive=False, model="qwen3-1.7b")
+    make_run(tmp_path, "short", devices=2, steps=0)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.toml").write_text("[")
+    found = past_speed(settings(tmp_path, train={"max_steps": 7}, optim={"learning_rate": 1e-3}), DEVICES)
+    assert found is not None and found.run == "old" and found.tokens_per_second > 0
+    assert past_speed(settings(tmp_path), DEVICES[:1]) is None
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"train": {"method": "lora"}},
+        {"train": {"micro_batch_size": 2}},
+        {"data": {"train": [{"path": "x.jsonl"}], "max_length": 64}},
+        {"engine": {"vram_limit": "9GiB"}},
+        {"optim": {"update": "sync"}},
+        {"model": {"path": "llama-3.1-8b", "dtype": "float32"}},
+    ],
+)
+def test_other_settings_have_another_speed(tmp_path: Path, sections: dict[str, Any]):
+    make_run(tmp_path, "old", devices=2, end="finished", alive=False)
+    assert past_speed(settings(tmp_path), DEVICES) is not None
+    assert past_speed(settings(tmp_path, **sections), DEVICES) is None
+
+
+def test_a_folder_without_runs(tmp_path: Path):
+    assert past_speed(settings(tmp_path / "none"), DEVICES) is None

@@ -1,0 +1,37 @@
+"""Messages about settings, with the words of the form."""
+
+import pytest
+
+from rptrain.tui.services.fields import ALL
+from rptrain.tui.services.setting_text import about, length_note, reason_of, with_labels
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("`data.max_length` must be a number", "sequence length (data.max_length) must be a number"),
+        ("lower train.global_batch_size, or more", "lower batch size (train.global_batch_size), or more"),
+        ("train.micro_batch_size = 1 fits", "micro-batch = 1 fits"),
+        ('or model.dtype="float32"', 'or weights = "float32"'),
+        ("data.train.1.path: no such file", "data (data.train.1.path): no such file"),
+        ("in lora.r.", "in rank (lora.r)."),
+        ("engine.round_size = 2", "engine.round_size = 2"),
+        ("my.lora.r lora.r.x lora.r_2", "my.lora.r lora.r.x lora.r_2"),
+    ],
+)
+def test_labels_come_before_keys(message: str, shown: str):
+    assert with_labels(message) == shown
+
+
+def test_a_setting_in_the_form_and_another_one():
+    assert about(ALL["train.num_epochs"]).startswith("epochs (train.num_epochs): ")
+    assert about(ALL["engine.round_size"]).startswith("engine.round_size: ")
+    assert reason_of("train.micro_batch_size", "train.micro_batch_size: 3 does not divide train.global_batch_size") == (
+        "3 does not divide batch size (train.global_batch_size)"
+    )
+
+
+def test_a_note_about_the_samples():
+    assert length_note(None) == length_note({"longest": None, "filled": None}) == ""
+    note = length_note({"longest": 1041, "filled": 0.75})
+    assert note == "samples have up to 1,041 tokens; 25% of a sequence is padding"
