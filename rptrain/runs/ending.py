@@ -18,6 +18,7 @@ class Ending:
     seen: float | None  # Unix time of the last record
     saved: int  # the step of the last complete checkpoint; 0 without one
     lost: int  # completed steps after it
+    gone: bool = False  # the run's folder does not exist any more, and with it its checkpoints
 
 
 def ending_of(view: RunView, code: int | None = None) -> Ending | None:
@@ -27,6 +28,9 @@ def ending_of(view: RunView, code: int | None = None) -> Ending | None:
     """
     if view.state not in EARLY:
         return None
+    if not view.path.exists():
+        cause = f"The folder {view.path} does not exist any more: it was deleted or moved while the run was active."
+        return Ending(cause, view.last_seen, 0, view.step, gone=True)
     saved = _saved_step(view.path)
     cause = view.failure or _death(view, code)
     return Ending(cause, view.last_seen, saved, max(view.step - saved, 0))

@@ -7,11 +7,10 @@ from statistics import median
 
 from rptrain.utils.units import format_loss
 
-FIRST = 5  # at most so many reports make the first value: in the next ones a high loss falls fast
-LAST = 20  # at most so many make the last one
+FIRST = 5  # maximum number of reports in the first value: in the next ones a high loss falls fast
+LAST = 20  # the same of the last value
 PART = 5  # values are medians of a fifth of a short run, so that a spike is neither the first nor the last
-REPORTS = 10  # from so many on, and from STEPS, a loss that hardly falls is worth a hint
-STEPS = 50
+REPORTS, STEPS = 10, 50  # from which on a loss that hardly falls is worth a hint
 SMALL = 0.1  # a fall by less than this fraction is one
 
 

@@ -3,7 +3,7 @@
 from rptrain.runs.lanes import StepNumbers
 from rptrain.runs.series import Steps
 
-REPORTS = 50  # the pace is an average over at most so many
+REPORTS = 50  # reported steps over which the pace is averaged
 SHORTEST = 2.0  # seconds from which a pace is known: two short steps may end together, and the first ones are slow
 
 

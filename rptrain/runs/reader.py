@@ -12,8 +12,8 @@ from rptrain.runs.process import other_folders
 from rptrain.runs.tail import LARGE, Tail
 
 RECENT = 480  # snapshots: two minutes
-LANES = 1 << 20  # bytes of lanes.jsonl that are read: more than RECENT snapshots
-LANES_SHARE = 4  # `large` is that many times the bytes of lanes.jsonl that are read for a glance
+LANES = 2 << 20  # bytes at the end of lanes.jsonl that are read: more than RECENT snapshots of 8 GPUs
+LANES_SHARE = 2  # `large` is that many times the bytes of lanes.jsonl that are read for a glance
 BATCH = 500  # lines parsed at a time
 LONGEST = 1 << 20  # bytes of a line: longer ones are skipped, no record in a view is that long
 _UNREAD = b'"event":"slots"'  # in long records that a view does not use
@@ -65,7 +65,7 @@ class _Files:
 
     def __init__(self, folder: Path, large: int) -> None:
         self._events = Tail(folder / "events.jsonl", large, _MARKS, _KEPT)
-        self._lanes = Tail(folder / FILE, min(large // LANES_SHARE, LANES))
+        self._lanes = Tail(folder / FILE, min(large // LANES_SHARE, LANES), end_only=True)
 
     @property
     def skipped(self) -> int:

@@ -26,13 +26,21 @@ class Tail:
     If more than `large` bytes are new, about `large / 4` of them are read: half of these at the end, an eighth at the
     beginning, and pieces spread evenly over the middle. If one of `marks` occurs in the middle, what follows the last
     line with it is read too, if that line begins in the last MARKED bytes. Of the lines with one of the texts `kept` in
-    these bytes, the newest KEPT are all read. `skipped` counts the bytes that were not read.
+    these bytes, the newest KEPT are all read. With `end_only`, the last `large` bytes are read and nothing else.
+    `skipped` counts the bytes that were not read.
     """
 
     def __init__(
-        self, path: Path | str, large: int = LARGE, marks: Sequence[bytes] = (), kept: Sequence[bytes] = ()
+        self,
+        path: Path | str,
+        large: int = LARGE,
+        marks: Sequence[bytes] = (),
+        kept: Sequence[bytes] = (),
+        *,
+        end_only: bool = False,
     ) -> None:
         self._path, self._large, self._marks, self._kept = Path(path), large, marks, kept
+        self._end_only = end_only
         self._inode, self._offset, self._end = 0, 0, 0
         self.skipped = 0
 
@@ -57,6 +65,10 @@ class Tail:
             return self._read_thinned(file, start, end)
 
     def _read_thinned(self, file: BufferedReader, start: int, end: int) -> list[bytes]:
+        if self._end_only:
+            lines, self._offset = _whole_lines(file, _next_line(file, end - self._large, end), end)
+            self.skipped += max(end - self._large - start, 0)
+            return lines
         pieces = list(_pieces(start, end, self._large // 4))
         middle = pieces[0][1], pieces[-1][0]
         found_marks = (_last(file, mark, *middle) for mark in self._marks)

@@ -26,7 +26,7 @@ from rptrain.tui.screens.runs import Runs
 from rptrain.tui.services import preferences
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.helper import ChildHelper, Helper
-from rptrain.tui.services.outcomes import outcome
+from rptrain.tui.services.outcomes import died, outcome
 from rptrain.tui.services.preferences import Look
 from rptrain.tui.themes import THEMES
 from rptrain.tui.widgets.sizes import MEDIUM, NARROW, TALL, WIDE
@@ -72,9 +72,15 @@ class RptrainApp(App[None]):
             self.add_mode(name, partial(make, self._shared))
         if self._first_run is None:
             await self.switch_mode("new")
+            self._mention_a_death()
         else:
             await self.switch_mode("runs")
             self.push_screen(RunScreen(self._shared, self._first_run))
+
+    @work
+    async def _mention_a_death(self) -> None:
+        if (text := await asyncio.to_thread(died, self._shared.runs_folder)) is not None:
+            self.notify(text, severity="warning", timeout=15)
 
     async def action_go(self, place: str) -> None:
         while isinstance(self.screen, ModalScreen | RunScreen | ChatScreen | DataBrowser):

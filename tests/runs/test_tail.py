@@ -94,6 +94,16 @@ def test_of_too_many_lines_with_a_text_the_newest_are_read(path, monkeypatch):
     assert found == [b"0019750 KEEP", b"0019850 KEEP", b"0019950 KEEP"]
 
 
+def test_the_end_alone(path):
+    lines = [b"%07d" % number for number in range(100_000)]
+    path.write_bytes(b"\n".join(lines) + b"\nhalf")
+    tail = Tail(path, large=80_004, end_only=True)
+    assert tail.read() == lines[-10_000:] and tail.skipped == 720_000
+    with path.open("ab") as file:
+        file.write(b"way\nnext\n")
+    assert tail.read() == [b"halfway", b"next"]
+
+
 def test_long_lines_are_read_once(path, monkeypatch):
     """A line that is longer than all pieces costs what the pieces hold; one without its end is not read again."""
     path.write_bytes(b"first\n" * 10_000 + b"\0" * 2_000_000 + b"\n" + b"last\n" * 10_000)

@@ -1,11 +1,16 @@
 """Curves over time, from records of minutes and the newest snapshots."""
 
+import json
 from math import isnan
 
 import pytest
 
-from rptrain.runs.lanes import LaneRecord, Snapshot, StepNumbers
+from rptrain.runs.events import to_line
+from rptrain.runs.lanes import FILE, LaneRecord, Snapshot, StepNumbers
 from rptrain.runs.usage import COLUMNS, Usage, progress_of
+from rptrain.runs.view import RunView
+
+from .test_view import START, process, step, write
 
 
 def shot(
@@ -59,6 +64,25 @@ def test_a_sample_of_snapshots_hides_no_record():
     sampled = [shot(2.0 + n / 2, 0.5) for n in range(8)] + [shot(1800.0 + n / 2, 0.5) for n in range(8)]
     xs, _ = usage.curve("busy", [*sampled, *(shot(3595.0 + n / 2, 0.5) for n in range(20))])
     assert xs == [*(60.0 * minute for minute in range(1, 61)), 3604.5]
+
+
+def test_curves_of_a_run_that_is_read_in_part(tmp_path):
+    """Of three processes of 20 minutes with an hour between them: time is that of training, and never runs back."""
+    for number in range(3):
+        began = 1000.0 + 4800.0 * number
+        write(tmp_path, START | {"time": began, "trained": 1200.0 * number}, process(time=began + 0.5))
+        steps = [step(1200 * number + n) | {"time": began + n} for n in range(1, 1201)]
+        for minute in range(20):
+            used = progress_of([shot(began + 60.0 * (minute + 1), 0.25 * (number + 1))], 1200 * number + 60 * minute)
+            write(tmp_path, *steps[60 * minute : 60 * minute + 60], json.loads(to_line(used)))
+    newest = [shot(began + 1080 + n / 4, 0.25) for n in range(480)]
+    (tmp_path / FILE).write_text("".join(one.to_line() + "\n" for one in [*newest[:1] * 9000, *newest]))
+    view = RunView(tmp_path, large=1 << 18)
+    assert not view.whole and len(view.recent) == 480 and len(view.steps) < 3000
+    assert view.trained == 3600.0 and view.seconds(1000.0 + 9600.0 + 1200.0) == 3600.0
+    xs, _ = view.usage.curve("busy", view.recent)
+    times = [view.trained_at(time) for time in xs]
+    assert times == sorted(times) and times[0] <= 60.0 and 3590.0 < times[-1] <= 3600.0
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])

@@ -83,6 +83,9 @@ async def test_curves_are_chosen_smoothed_and_read(make: Made, tmp_path: Path):
         await pilot.press("left")  # no curve is large
         curves = screen.query_one(Curves)
         await press_until(pilot, "l", lambda: curves.chosen is not None and curves.chosen.id == "loss")
+        await press_until(pilot, "escape", lambda: curves.chosen is None)
+        assert pilot.app.screen is screen, "the first esc leaves the large curve alone"
+        await press_until(pilot, "l", lambda: curves.chosen is not None and curves.chosen.id == "loss")
         await settled(pilot)
         plot = screen.query_one("#loss", Plot)
         rough = plot.curves[-1]

@@ -1,7 +1,9 @@
 """What Run says of a run that did not start, failed or died, and where its keys lead."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -9,10 +11,11 @@ from rptrain.checkpoint.atomic_dir import MANIFEST
 from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.services import launch
+from rptrain.tui.services.outcomes import died
 from rptrain.tui.widgets.banner import Banner
 
-from .conftest import Made, Scripted, driven, press_until, screen_text, until
-from .recorded import make_run
+from .conftest import Made, Scripted, driven, notified, press_until, screen_text, until
+from .recorded import BEGAN, make_run
 
 pytestmark = pytest.mark.long
 
@@ -69,6 +72,36 @@ async def test_a_dead_run_says_what_is_lost_and_how_to_resume(
         assert "r tries again" in screen_text(app)
         await press_until(pilot, "escape", lambda: not isinstance(app.screen, RunScreen))
         assert not isinstance(app.screen, NewRun)
+
+
+@driven
+async def test_a_run_whose_folder_is_deleted_says_so_and_offers_no_key_that_needs_it(make: Made, tmp_path: Path):
+    run = make_run(tmp_path / "runs", steps=20)
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        await until(pilot, lambda: "training" in screen_text(app) and "e export" in screen_text(app).splitlines()[-1])
+        view = app.screen._view
+        assert isinstance(app.screen, RunScreen) and view is not None and view.process is not None
+        rmtree(run)
+        view.process = replace(view.process, birth="another")  # the trainer ends
+        await until(pilot, lambda: "does not exist any more" in screen_text(app))
+        assert "20 steps lost · esc leads back" in screen_text(app)
+        keys = screen_text(app).splitlines()[-1]
+        assert "back" in keys and not any(word in keys for word in ("export", "resume", "chat", "replay"))
+        await press_until(pilot, "escape", lambda: not isinstance(app.screen, RunScreen))
+
+
+@driven
+async def test_a_run_that_died_is_mentioned_at_the_start(make: Made, tmp_path: Path):
+    make_run(tmp_path / "runs", "older", steps=4, alive=False, began=BEGAN - 1e5)
+    run = make_run(tmp_path / "runs", steps=20, alive=False)
+    (run / "checkpoints" / "checkpoint-15").mkdir()
+    (run / "checkpoints" / "checkpoint-15" / MANIFEST).touch()
+    said = "llama ended without a last record after step 20: press F3, then r resumes it from step 15"
+    async with make().run_test(size=(80, 24), notifications=True) as pilot:
+        await until(pilot, lambda: notified(pilot.app) == said)
+    make_run(tmp_path / "runs", "newer", steps=4, end="finished", began=BEGAN + 1e5)
+    assert died(tmp_path / "runs") is None and died(tmp_path) is None
 
 
 @driven

@@ -67,6 +67,22 @@ async def test_what_is_chosen_is_passed_on(make: Made, run: Path, monkeypatch):
 
 
 @driven
+async def test_the_checkpoint_with_the_lowest_validation_loss_is_marked(make: Made, run: Path):
+    """Not a lower loss after a step that has no checkpoint."""
+    with (run / "events.jsonl").open("a") as file:
+        for step, loss in ((200, 1.5), (300, 1.25), (1000, 1.75)):
+            file.write(json.dumps({"event": "evaluation", "time": 1.7e9, "step": step, "name": "loss", "score": loss}))
+            file.write("\n")
+    async with make(attach=run).run_test(size=(120, 24)) as pilot:
+        await asked(pilot, run)
+        choice = await focus(pilot, "#source")
+        assert isinstance(choice, Choice)
+        for value in ("step 1000", "step 200 (lowest validation loss)"):
+            await press_until(pilot, "right", lambda value=value: choice.value == value)
+            assert value in screen_text(pilot.app)
+
+
+@driven
 async def test_only_an_export_is_replaced_after_a_question(make: Made, run: Path, monkeypatch, tmp_path: Path):
     monkeypatch.setattr(launch, "EXPORT", ("sh", "-c", 'echo "$@" > said', "export"))
     (tmp_path / "mine").mkdir()

@@ -1,6 +1,7 @@
 """Run: what it shows of a run that goes on, that ended, and that is played again; and the commands it gives."""
 
 import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from rptrain.tui.widgets.lanes import Lanes
 from rptrain.tui.widgets.log_panel import LogPanel
 from rptrain.tui.widgets.plot import POINTS, Plot
 
+from ..run_tools import PATIENCE
 from .conftest import (
     Made,
     driven,
@@ -150,6 +152,29 @@ async def test_sixteen_devices_leave_room_for_all_else(make: Made, tmp_path: Pat
 
 
 @driven
+async def test_a_long_run_is_followed_while_all_of_it_is_read(make: Made, tmp_path: Path, monkeypatch):
+    run, read = make_run(tmp_path / "runs", steps=200), threading.Event()
+
+    class Slow(RunView):
+        def __init__(self, path: Path, **named: int) -> None:
+            assert named or read.wait(PATIENCE)
+            super().__init__(path, **named)
+
+    monkeypatch.setattr("rptrain.tui.screens.run.AT_FIRST", 8192)
+    monkeypatch.setattr("rptrain.tui.screens.run.RunView", Slow)
+    async with make(attach=run).run_test(size=(120, 36)) as pilot:
+        screen = await opened(pilot)
+        assert screen._view is not None and not screen._view.whole
+        record = json.loads((run / "events.jsonl").read_text().splitlines()[-3])
+        for step, loss in ((201, 77.5), (202, 88.5)):
+            with (run / "events.jsonl").open("a") as file:
+                file.write(json.dumps(record | {"event": "step", "step": step, "loss": loss}) + "\n")
+            await until(pilot, lambda loss=loss: f"{loss:.3f} loss" in screen_text(pilot.app))
+            read.set()
+            await until(pilot, lambda step=step: step == 201 or (screen._view is not None and screen._view.whole))
+
+
+@driven
 async def test_commands_are_files_and_stopping_is_asked_twice(make: Made, tmp_path: Path):
     run = make_run(tmp_path / "runs")
     control = run / "control"
@@ -161,6 +186,9 @@ async def test_commands_are_files_and_stopping_is_asked_twice(make: Made, tmp_pa
         await press_until(pilot, "s", (control / "SAVE").exists)
         await press_until(pilot, "x", lambda: "Stop llama?" in screen_text(pilot.app))
         await until(pilot, lambda: isinstance(pilot.app.focused, Button))
+        await until(pilot, lambda: "▸ Stop (y)" in screen_text(pilot.app))
+        await press_until(pilot, "left", lambda: "▸ No (n)" in screen_text(pilot.app))
+        assert "▸ Stop" not in screen_text(pilot.app), "only the answer that Enter gives is marked"
         await press_until(pilot, "escape", lambda: "Stop llama?" not in screen_text(pilot.app))
         assert not (control / "STOP").exists()
         await pilot.press("x")

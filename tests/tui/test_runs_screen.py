@@ -233,6 +233,38 @@ async def test_a_wide_screen_has_the_whole_table_alone_or_with_the_curves(make: 
 
 
 @driven
+async def test_the_highlight_stays_where_a_key_put_it(make: Made, runs: Path):
+    """A run that was to be highlighted may appear in the list later; one of the same name elsewhere is not it."""
+    async with make().run_test(size=(120, 36)) as pilot:
+        await listed(pilot)
+        found = pilot.app.screen.query_one(RunList)
+        names = lambda: (found.chosen.path.name if found.chosen else "", found.counts[0])  # noqa: E731
+        found.choose(Path("elsewhere/done"))
+        await settled(pilot)
+        assert names() == ("now", 3)
+        found.choose(runs / "later")
+        make_run(runs, "later", steps=3, began=BEGAN - 3e5)
+        await until(pilot, lambda: names() == ("later", 4))
+        found.choose(runs / "last")
+        await press_until(pilot, "up", lambda: names() == ("done", 4))
+        make_run(runs, "last", steps=3, began=BEGAN - 4e5)
+        await until(pilot, lambda: names() == ("done", 5))
+
+
+@driven
+async def test_keys_that_do_not_fit_are_hidden_whole(make: Made, runs: Path):
+    async with make().run_test(size=(80, 24)) as pilot:
+        await listed(pilot)
+        await press_until(pilot, "down", lambda: "r resume" in screen_text(pilot.app))
+        for width, sort in ((80, False), (100, True), (80, False), (120, True)):
+            await pilot.resize_terminal(width, 24)
+            line = (await settled(pilot)).splitlines()[-1]
+            assert line.endswith("▏F1 keys") and ("s sort" in line) == sort and "c chat" in line
+            shown = line.removesuffix("▏F1 keys").split("  ")
+            assert all(len(key.split()) == 2 for key in shown if key.strip()), "no key is cut"
+
+
+@driven
 async def test_a_narrow_screen_has_the_curves_or_the_table(make: Made, runs: Path):
     async with make().run_test(size=(60, 24)) as pilot:
         app = pilot.app

@@ -58,6 +58,14 @@ def test_planned_and_actual_share_the_time_axis():
     assert stages == "1 F0-3 · 2 FB4-5 · 3 B2-3 · 4 B0-1"
 
 
+def test_an_average_that_is_much_longer_than_the_step_is_told():
+    actual = step(0.0157, 0.75, (SlotSpan(0, 0.0, 0.01),), number=7)
+    for pace, told in ((0.159, True), (0.02, False), (None, False)):
+        part = ProcessSchedule("", ("cuda:0",), ("F0-3",), STAGES, None, actual, None, pace)
+        text = " ".join(line.plain for line in part_lines(part, 100))
+        assert ("with what is between steps, they take 159 ms on average" in text) == told
+
+
 def test_a_pair_of_steps_is_named(tmp_path: Path):
     view = RunView(make_run(tmp_path / "runs", devices=1))
     assert view.timeline is not None

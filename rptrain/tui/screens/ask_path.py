@@ -46,7 +46,9 @@ class Target:
 
 
 class AskTarget(Dialog[Target | None]):
-    """`checkpoints`: the complete ones, the newest first. `adapters`: whether the run trains adapters to merge."""
+    """`checkpoints`: the complete ones, the newest first. `adapters`: whether the run trains adapters to merge. `best`:
+    the checkpoint with the lowest validation loss, which is marked.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "cancel"),
@@ -54,10 +56,13 @@ class AskTarget(Dialog[Target | None]):
         Binding("up", "app.focus_previous", show=False),
     ]
 
-    def __init__(self, run: Path, checkpoints: Sequence[Path], adapters: bool) -> None:
+    def __init__(self, run: Path, checkpoints: Sequence[Path], adapters: bool, best: Path | None = None) -> None:
         super().__init__()
         self._run, self._adapters = run, adapters
-        self._sources = {NEWEST: run} | {path.name.replace("checkpoint-", "step "): path for path in checkpoints}
+        self._sources = {NEWEST: run}
+        for path in checkpoints:
+            mark = " (lowest validation loss)" if path == best else ""
+            self._sources[path.name.replace("checkpoint-", "step ") + mark] = path
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):

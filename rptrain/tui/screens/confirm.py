@@ -10,6 +10,22 @@ from textual.widgets import Button, Static
 from rptrain.tui.screens.dialog import Dialog
 from rptrain.utils.text import one_line
 
+MARK = "▸ "  # of the answer that Enter gives, which colors show as well
+
+
+class Answer(Button):
+    """A button that is marked while it has the focus."""
+
+    def __init__(self, text: str, *, id: str, danger: bool | None = None) -> None:
+        """`danger`: whether what it begins cannot be taken back; None for the answer that begins nothing."""
+        variant = "default" if danger is None else "error" if danger else "primary"
+        super().__init__(" " * len(MARK) + text, id=id, variant=variant, compact=True)
+        self._text = text
+
+    def watch_has_focus(self, has_focus: bool) -> None:
+        super().watch_has_focus(has_focus)
+        self.label = (MARK if has_focus else " " * len(MARK)) + self._text
+
 
 class Confirm(Dialog[bool]):
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -30,10 +46,8 @@ class Confirm(Dialog[bool]):
             if self._detail:
                 yield Static(self._detail, classes="detail", markup=False)
             with Horizontal(classes="answers"):
-                yield Button("No (n)", id="no", compact=True)
-                yield Button(
-                    f"{self._yes} (y)", id="yes", variant="primary" if self._harmless else "error", compact=True
-                )
+                yield Answer("No (n)", id="no")
+                yield Answer(f"{self._yes} (y)", id="yes", danger=not self._harmless)
 
     def on_mount(self) -> None:
         self.query_one("#yes" if self._harmless else "#no").focus()

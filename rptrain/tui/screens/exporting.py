@@ -17,7 +17,7 @@ from rptrain.tui.context import Context
 from rptrain.tui.screens.ask_path import AskTarget
 from rptrain.tui.screens.dialog import Dialog, ask
 from rptrain.tui.services.launch import Launched, export
-from rptrain.tui.services.saved import has_adapters, saved_checkpoints
+from rptrain.tui.services.saved import best_checkpoint, has_adapters, saved_checkpoints
 from rptrain.tui.widgets.bars import bar
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line, printable
@@ -34,7 +34,8 @@ async def export_run(screen: Screen[None], context: Context, run: Path) -> None:
     progress was closed.
     """
     checkpoints = await asyncio.to_thread(saved_checkpoints, run)
-    target = await ask(screen, AskTarget(run, checkpoints, has_adapters(run)))
+    best = await asyncio.to_thread(best_checkpoint, run, checkpoints)
+    target = await ask(screen, AskTarget(run, checkpoints, has_adapters(run), best))
     if target is None:
         return
     options = [*(["--merge"] if target.merge else []), *(["--dtype", target.dtype] if target.dtype else [])]

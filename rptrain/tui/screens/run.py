@@ -53,6 +53,7 @@ EMPTY = {
     "evaluating": "the model is being evaluated",
     "exporting": "the model is being written",
 }
+OF_FOLDER = ("export", "resume", "begin", "chat", "replay")  # actions that read the run's folder
 STARTING = {True: "the trainer is starting", False: "training failed to start: see below"}
 
 
@@ -158,11 +159,14 @@ class RunScreen(Screen[None]):
         self.query_one(LogPanel).turn_to("log" if view.log and not known[1] else "output")
         self.refresh_bindings()
         self._show()
-        if not view.whole:
-            view = self._view = await asyncio.to_thread(RunView, self.path)
-            self._show()
+        whole = None if view.whole else asyncio.ensure_future(asyncio.to_thread(RunView, self.path))
         while True:
             await asyncio.sleep(self._pause)
+            if whole is not None and whole.done():
+                view, whole = whole.result(), None
+                self._view = view
+                await self._look_at_ending(view)
+                self._show()
             if (replay := self._replay) is not None:
                 if not self._held and not replay.done:
                     news = await asyncio.to_thread(replay.news, self._pause)
@@ -262,6 +266,8 @@ class RunScreen(Screen[None]):
             fresh = self._launched is not None and self._launched.fresh
             again = f"esc: correct it {place}" if fresh else "r tries again"
             banner.show(f"Training failed to start: {first_line(error)}", again)
+        elif ending is not None and ending.gone and self._replay is None:
+            banner.show(ending.cause, f"{counted(ending.lost, 'step')} lost · esc leads back")
         elif ending is not None and self._replay is None and self._beginning != "starts":
             lost = f"{counted(ending.lost, 'step')} lost"
             saved = f"r resumes from step {ending.saved:,} · {lost}"
@@ -317,6 +323,8 @@ class RunScreen(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         ended = self._view is not None and self._view.ended
+        if self._ending is not None and self._ending.gone and action in OF_FOLDER:
+            return False
         if self._replay is not None:
             if action in ("pause", "go_on"):
                 return (action == "go_on") == self._held
@@ -457,6 +465,8 @@ class RunScreen(Screen[None]):
             return
         if self._scheduled:
             self.action_schedule()
+        elif self.query_one(Curves).chosen is not None:
+            self.query_one(Curves).choose(None)
         elif self._replay is not None:
             self.action_replay()
         elif (error := self._start_error) is not None and self._launched is not None and self._launched.fresh:

@@ -1,10 +1,14 @@
 """What a run has saved: checkpoints to export or to talk to, and its exported model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rptrain.checkpoint.answer_sources import answer_sources
 from rptrain.checkpoint.metadata import RUN_CONFIG
+from rptrain.runs.listing import GLANCE
 from rptrain.runs.run_dir import RunDir
+from rptrain.runs.view import RunView
+from rptrain.runs.view_values import lowest
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 
@@ -15,6 +19,13 @@ def saved_checkpoints(run: Path) -> list[Path]:
         return RunDir(run).checkpoints()[::-1]
     except (OSError, UserError):
         return []
+
+
+def best_checkpoint(run: Path, checkpoints: Sequence[Path]) -> Path | None:
+    """The one of a run's checkpoints with the lowest validation loss; None if no loss of theirs is recorded."""
+    steps = {path.name.rpartition("-")[2]: path for path in checkpoints}
+    best = lowest(score for score in RunView(run, large=GLANCE).scores if str(score.step) in steps)
+    return None if best is None else steps[str(best.step)]
 
 
 def readable_sources(run: Path) -> list[Path]:

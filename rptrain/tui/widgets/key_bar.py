@@ -1,8 +1,16 @@
-"""The last line of a screen: its keys, and F1, which lists all, at the right end of a terminal of any width."""
+"""The last line of a screen: the keys that there is room for, and F1, which lists all, at the right end."""
 
+from collections.abc import Iterable, Iterator
+
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.content import Content
+from textual.widget import Widget
 from textual.widgets import Footer, Label
+from textual.widgets._footer import FooterKey
+
+HELP = 9  # columns of F1
+PADDING = 3  # columns of a key beside its name and its description
 
 
 class KeyBar(Footer):
@@ -11,7 +19,19 @@ class KeyBar(Footer):
 
     def compose(self) -> ComposeResult:
         yield HelpKey()
-        yield from super().compose()
+        yield from self._fitted(super().compose())
+
+    def on_resize(self) -> None:
+        list(self._fitted(self.query(FooterKey)))
+
+    def _fitted(self, widgets: Iterable[Widget]) -> Iterator[Widget]:
+        """The same; keys are hidden from the first one on that does not fit."""
+        room = self.app.size.width - HELP
+        for widget in widgets:
+            if isinstance(widget, FooterKey):
+                room -= cell_len(widget.key_display) + cell_len(widget.description) + PADDING
+                widget.display = room >= 0
+            yield widget
 
 
 class HelpKey(Label):

@@ -12,6 +12,16 @@ from rptrain.utils.text import clipped
 from rptrain.utils.units import DASH, format_bytes, format_seconds
 
 LEAST = 0.002  # fraction of host memory; smaller parts are omitted
+SHORT = {  # of names whose first words alone say too little
+    "the program and its libraries": "program",
+    "rest of the float32 weights": "float32 rest",
+    "weights in FP8 for the devices": "FP8 weights",
+    "weights in FP8 for the devices, 2 generations": "FP8 weights ×2",
+    "weights, 2 generations": "weights ×2",
+    "gradients of other processes": "others' gradients",
+    "buffers of file-backed weights": "file buffers",
+}
+LINKS = ("of", "the", "in", "for", "between", "and", "over", "by")  # words that end no name
 BAR = "bar"  # in place of a name: the value is a fraction
 
 
@@ -37,9 +47,23 @@ class MemoryPanel(LineWidget):
             if name == BAR:
                 yield bar(float(value), width, style)
             else:
-                room = max(width - len(value) - 1, 4)
-                name = clipped(name, room)
+                name = shortened(name, max(width - len(value) - 1, 4))
                 yield Content.styled(f"{name}{' ' * (width - len(name) - len(value))}{value}", style)
+
+
+def shortened(name: str, room: int) -> str:
+    """A name, in whole words if it is longer than `room`: a short name, or its first words. Indentation stays."""
+    text = name.lstrip()
+    indent = name[: len(name) - len(text)]
+    room -= len(indent)
+    if len(text) > room:
+        text = SHORT.get(text, text)
+    if len(text) > room:
+        text = text.partition(",")[0]
+    words = text.split(" ")
+    while len(words) > 1 and (len(" ".join(words)) > room or words[-1] in LINKS):
+        words.pop()
+    return indent + clipped(" ".join(words), room)
 
 
 def _host(view: RunView) -> Iterator[tuple[str, str, str]]:

@@ -55,13 +55,16 @@ class RunList(OptionList, inherit_bindings=False):
         self.marked: list[Path] = []
         self.order = Order()
         self.words = ""  # the filter
-        self._wanted: str | None = None  # the name of the run to highlight
+        self._wanted: Path | None = None  # the run to highlight
+        self._drawing = False
 
     # ---- contents
 
     def choose(self, path: Path) -> None:
-        """Highlights a run as soon as it is in the list."""
-        self._wanted = path.name
+        """Highlights a run as soon as it is in the list, unless another one is highlighted by a key or a click before
+        that.
+        """
+        self._wanted = path.absolute()
         self._draw()
 
     def show(self, runs: Sequence[Summary]) -> None:
@@ -114,7 +117,19 @@ class RunList(OptionList, inherit_bindings=False):
     def on_resize(self) -> None:
         self._draw()
 
+    def watch_highlighted(self, highlighted: int | None) -> None:
+        super().watch_highlighted(highlighted)
+        if not self._drawing:
+            self._wanted = None
+
     def _draw(self) -> None:
+        self._drawing = True
+        try:
+            self._draw_rows()
+        finally:
+            self._drawing = False
+
+    def _draw_rows(self) -> None:
         width = self.scrollable_content_region.width
         if width < 1 or self._runs is None:
             return
@@ -132,9 +147,9 @@ class RunList(OptionList, inherit_bindings=False):
                 if row != old:
                     self.replace_option_prompt_at_index(index, layout.row(row[0], row[1]))
         self._drawn = rows
-        names = [run.path.name for run in self._shown]
-        if self._wanted in names:
-            self.highlighted, self._wanted = names.index(self._wanted), None
+        paths = [run.path.absolute() for run in self._shown]
+        if self._wanted in paths:
+            self.highlighted, self._wanted = paths.index(self._wanted), None
         self._heading.show(layout, self.order)
 
     def _write(self, rows: Sequence[tuple[Summary, str, str]], chosen: Summary | None) -> None:

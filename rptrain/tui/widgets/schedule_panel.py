@@ -24,6 +24,7 @@ from rptrain.utils.units import format_percent, format_seconds
 WHICH = 8  # characters for "planned" and "actual"
 SHARE = 5  # characters for a percentage
 SHORTEST = 1.0  # seconds of an axis that shows the current time: records are made four times per second
+LONGER = 1.5  # times as long as the step shown: an average that needs a word
 OTHER = ("▒", "$foreground")  # a kind of stage of another version
 HINT = "t back"
 
@@ -39,6 +40,7 @@ class ProcessSchedule:
     planned: StepTimeline | None
     actual: StepTimeline | None
     elapsed: float | None  # seconds since the end of the last step; None if the rows do not begin at such an end
+    pace: float | None = None  # seconds per step on average; None if unknown
 
     @classmethod
     def of(cls, view: RunView, *, titled: bool) -> "ProcessSchedule":
@@ -58,6 +60,7 @@ class ProcessSchedule:
             planned,
             actual,
             elapsed,
+            view.seconds_per_step,
         )
 
     @classmethod
@@ -179,6 +182,8 @@ def _summary(part: ProcessSchedule) -> Iterator[str]:
         yield "no step is measured yet"
     else:
         yield f"{'actual' if actual.step is None else f'step {actual.step:,}'}: {_speed(actual)}"
+        if part.pace is not None and part.pace > LONGER * actual.seconds_per_step:
+            yield f"with what is between steps, they take {format_seconds(part.pace)} on average"
 
 
 def _speed(step: StepTimeline) -> str:
