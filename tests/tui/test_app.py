@@ -190,4 +190,4 @@ async def test_doctor(make: Made, helper: Scripted):
 async def test_an_output_folder_of_an_unknown_user_can_be_corrected(make: Made, tmp_path: Path):
     (tmp_path / "rptrain.toml").write_text('[save]\noutput_dir = "~nosuchuser/runs"\n')
     async with make().run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "`save.output_dir` must be a path" in screen_text(pilot.app))
+        await until(pilot, lambda: "folder (save.output_dir) must" in screen_text(pilot.app))
