@@ -107,6 +107,8 @@ def excerpt(source: TrainSet, data: Data, tokenizer: Any, limits: Limits) -> Exc
     settings = Settings(tokenizer, template, data.assistant_only_loss, data.cache_dir)
     if source.path.startswith("builtin:"):
         part = _of_questions(source.path, source.split, settings, limits)
+        if part.out_of_time:  # with more time there is more to see
+            _of_questions.cache_clear()
         return Excerpt(source, (part,), 0, 0, part.share)
     files = choose(source.path, source.split, follow_links=data.follow_links).files
     try:
@@ -114,6 +116,8 @@ def excerpt(source: TrainSet, data: Data, tokenizer: Any, limits: Limits) -> Exc
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror or error}") from error
     parts, share = _of_files(source.format, settings, limits, tuple(files), stamps)
+    if any(part.out_of_time for part in parts):
+        _of_files.cache_clear()
     return Excerpt(source, parts, len(files), sum(stamp.nbytes for stamp in stamps), share)
 
 

@@ -55,7 +55,7 @@ class ProgressDisplay(TerminalBar):
             if phase == "paused" and self._recent:
                 last = self._recent.pop()
                 self._recent.clear()
-                self._recent.append(replace(last, time=time.time()))
+                self._recent.append(replace(last, step=self._done, time=time.time()))
             self._refresh()
 
     def _refresh(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import signal
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -66,6 +67,8 @@ class RptrainApp(App[None]):
         self.theme = context.preferences.look
 
     async def on_mount(self) -> None:
+        for kind in (signal.SIGTERM, signal.SIGHUP):  # the terminal is left as it was
+            asyncio.get_running_loop().add_signal_handler(kind, partial(self.exit, return_code=128 + kind))
         self.set_interval(LOOK_AFTER, self._look_after)
         self.set_interval(COLLECT_AFTER, self._collect)
         for name, make in (("new", NewRun), ("runs", Runs), ("doctor", Doctor)):

@@ -53,9 +53,9 @@ class Context:
 
     def starting(self) -> str:
         """The name of a run whose trainer was started here and has not taken all its memory yet. Empty if there is
-        none. Reads records of runs.
+        none. Reads records of runs, and may be called in a thread.
         """
-        return next((run.path.name for run in self.launched.values() if run.running and not _has_loaded(run)), "")
+        return next((run.path.name for run in [*self.launched.values()] if run.running and not _has_loaded(run)), "")
 
     def begin_chat(self, run: Path) -> ChatSession:
         """A conversation with a run, in place of the current one, whose settings it takes. Nothing is loaded yet."""

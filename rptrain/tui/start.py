@@ -14,7 +14,7 @@ PLAIN = ("", "dumb", "unknown")  # terminals without cursor control
 def open_interface(attach: Path | None = None, config: Path | None = None) -> None:
     """Shows the interface, on a run or a config file, until the user quits.
 
-    Raises UserError if the terminal does not support it.
+    Raises UserError if the terminal does not support it, and SystemExit if a signal ended the interface.
     """
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         raise UserError(f"the interface needs a terminal, and this is not one. {_instead(attach)}")
@@ -34,6 +34,8 @@ def open_interface(attach: Path | None = None, config: Path | None = None) -> No
             app = make_app(attach=attach, runs_folder=attach.parent)
     with gc_rarely():
         app.run()
+    if app.return_code:
+        raise SystemExit(app.return_code)
 
 
 def _instead(attach: Path | None) -> str:

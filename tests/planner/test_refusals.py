@@ -2,10 +2,11 @@
 
 import errno
 import fcntl
+import itertools
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -204,7 +205,7 @@ def test_checks_that_ran_out_of_time_are_made_again(folder: Path, monkeypatch: p
     """Another plan may read rows that this one did not reach."""
     (folder / "chats.jsonl").write_text(chats(*["cba"] * 300))
     with monkeypatch.context() as patched:
-        patched.setattr(module, "PLANNING", replace(module.PLANNING, seconds=-1.0))
+        patched.setattr("rptrain.data.excerpt.time", SimpleNamespace(monotonic=itertools.count(0, 1000).__next__))
         tools.invoke("plan", "--config", "run.toml", "--json", "data.train.0.path=chats.jsonl")
     assert not (folder / "cache/rptrain/plans").exists()
     cache = folder / "elsewhere/cache"

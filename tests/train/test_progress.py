@@ -92,6 +92,20 @@ def test_the_bar_counts_every_step_and_names_what_is_done_besides_steps():
             assert bar(shown) == (5, "step 5/60  loss 2.0000  1,234 tokens/s  ETA 9 m 10 s")
 
 
+def test_a_pause_between_two_reports_does_not_count_in_the_pace(monkeypatch):
+    """The steps from the last report to the pause took their time before it."""
+    monkeypatch.setattr("rptrain.train.progress.time.time", lambda: 5000.0)
+    out = io.StringIO()
+    with ProgressDisplay(100, console=Console(file=out, width=100, _environ={})) as shown:
+        shown.update(replace(STEPS[1], step=20, time=200.0))
+        shown.update(replace(STEPS[1], step=40, time=400.0))
+        shown.advance(55)
+        with shown.doing("paused"):
+            pass
+        shown.update(replace(STEPS[1], step=60, time=5050.0))
+    assert out.getvalue().splitlines()[-1].endswith(f"ETA {format_duration(10 * 40)}")
+
+
 def lines(out: io.StringIO) -> list[str]:
     """What was printed, without colors and empty lines."""
     plain = re.sub(r"\x1b\[[0-9;?]*\w", "", out.getvalue())

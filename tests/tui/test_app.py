@@ -1,5 +1,7 @@
 """What holds everywhere: the ways between screens, help, the palette, looks, pictures, and leaving."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -172,6 +174,18 @@ async def test_leaving_ends_the_helper_alone(make: Made, helper: Scripted):
         assert isinstance(app.focused, Input)
         await pilot.press("ctrl+q")
     assert helper.closed == 1
+
+
+@driven
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_leaves_the_terminal_as_it_was(make: Made, kind: signal.Signals):
+    app = make()
+    async with app.run_test() as pilot:
+        await settled(pilot)
+        assert signal.getsignal(kind) not in (signal.SIG_DFL, signal.SIG_IGN)
+        os.kill(os.getpid(), kind)
+        await until(pilot, lambda: app.return_code is not None)
+    assert app.return_code == 128 + kind
 
 
 @driven
