@@ -1,7 +1,9 @@
 """The first rows of data sets: how much is read, which share of the set that is, and what is said of bad rows."""
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,6 +40,21 @@ def config(*paths: Path, weight: float = 1.0, **data: object) -> Config:
 
 def read(config: Config, tokenizer: object, limits: Limits = LIMITS) -> list[Excerpt]:
     return [excerpt(source, config.data, tokenizer, limits) for source in config.data.train]
+
+
+@pytest.mark.parametrize("path", ["rows.jsonl", "builtin:tasks"])
+def test_what_time_did_not_suffice_for_is_read_again(
+    path: str, tmp_path: Path, tokenizer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"{chat(2)}\n" * 300)
+    wanted = config(Path(path) if ":" in path else tmp_path / path)
+    limits = Limits(rows=300, characters=1 << 20, seconds=60.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "time", SimpleNamespace(monotonic=itertools.count(0, 1000).__next__))
+        ((few,),) = [each.parts for each in read(wanted, tokenizer, limits)]
+    ((more,),) = [each.parts for each in read(wanted, tokenizer, limits)]
+    assert few.out_of_time and not more.out_of_time
+    assert few.tally.total < more.tally.total == 300
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "arrow", "txt"])
