@@ -11,7 +11,7 @@ FIRST = 5  # maximum number of reports in the first value: in the next ones a hi
 LAST = 20  # the same of the last value
 PART = 5  # values are medians of a fifth of a short run, so that a spike is neither the first nor the last
 REPORTS, STEPS = 10, 50  # from which on a loss that hardly falls is worth a hint
-SMALL = 0.1  # a fall by less than this fraction is one
+SMALL = 0.05  # the largest fall, as a fraction, for which a hint is given
 
 
 @dataclass(frozen=True)

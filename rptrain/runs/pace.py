@@ -10,20 +10,20 @@ SHORTEST = 2.0  # seconds from which a pace is known: two short steps may end to
 class Pace:
     def __init__(self) -> None:
         self._after = 0.0  # a step
-        self._settled: float | None = None  # Unix time of the end of the step after it
+        self._first_ended: float | None = None  # Unix time of the end of the step after it
 
     def restart(self, step: float) -> None:
         """A process began after `step`, or a pause ended."""
-        self._after, self._settled = step, None
+        self._after, self._first_ended = step, None
 
     def completed(self, step: float, time: float) -> None:
         """A step was completed, according to a record with this Unix time."""
-        if self._settled is None and step > self._after:
-            self._settled = time
+        if self._first_ended is None and step > self._after:
+            self._first_ended = time
 
-    def is_settled(self, time: float) -> bool:
+    def first_step_ended(self, time: float) -> bool:
         """Whether a step had been completed at a Unix time, so that what came after it is no start."""
-        return self._settled is not None and self._settled <= time
+        return self._first_ended is not None and self._first_ended <= time
 
     def seconds_per_step(self, steps: Steps, latest: StepNumbers | None) -> float | None:
         """The average over the last reports; before the second one the duration of the `latest` step. None until either

@@ -316,10 +316,10 @@ class RunView:
     @property
     def bubble(self) -> float | None:
         """The average share of the last seconds in which the devices of all processes did not compute; None if
-        unknown, and until the first step since the start or a pause ended so long ago.
+        unknown, and for as long after the end of the first step since the start or a pause.
         """
         now = self.now
-        if now is None or self._told == "paused" or not self._pace.is_settled(now.time - WINDOW):
+        if now is None or self._told == "paused" or not self._pace.first_step_ended(now.time - WINDOW):
             return None
         lanes = [lane for view in (self, *self.processes) for lane in view.lanes]
         return 1 - sum(lane.busy_share for lane in lanes) / len(lanes) if lanes else None

@@ -29,10 +29,10 @@ def test_few_losses(losses: list[float], text: str | None):
 @pytest.mark.parametrize(
     ("last", "steps", "words"),
     [
-        (9.5, 300, "fell by less than 10%: the learning rate (optim.learning_rate) may be too low"),
+        (9.6, 300, "fell by less than 5%: the learning rate (optim.learning_rate) may be too low"),
         (10.5, 300, "did not fall"),
-        (8.9, 300, None),
-        (9.5, 49, None),
+        (9.3, 300, None),
+        (9.6, 49, None),
     ],
 )
 def test_the_hint(last: float, steps: int, words: str | None):

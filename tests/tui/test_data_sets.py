@@ -139,6 +139,35 @@ def test_other_data_adds_no_settings_to_a_file(tmp_path: Path, given: bool):
     assert bool(draft.shown("train.max_steps")) is not given
 
 
+@pytest.mark.parametrize("before", ["a.jsonl", "builtin:tasks"])
+def test_other_data_changes_no_settings_of_a_file_unless_they_were_for_an_example(tmp_path: Path, before: str):
+    text = f"""
+[model]
+path = "tiny-tasks"
+
+[[data.train]]
+path = "{before}"
+
+[[data.train]]
+path = "b.jsonl"
+
+[data]
+max_length = 4096
+
+[train]
+num_epochs = 7.0
+"""
+    for change in ("take", "remove"):
+        draft = Draft(tmp_path / "rptrain.toml", text)
+        edits = Edits(draft)
+        if change == "take":
+            edits.take({"data.train.0.path": "c.jsonl"})
+        else:
+            edits.remove_train_set(0)
+        kept = [draft.shown("data.max_length"), draft.shown("train.num_epochs")] == ["4096", "7.0"]
+        assert kept is (before == "a.jsonl")
+
+
 @pytest.mark.long
 @driven
 async def test_refused_values_move_with_their_sets(make: Made, tmp_path: Path):

@@ -1,6 +1,6 @@
 """The edits of a draft: which settings were set by hand, and which values are not valid."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -25,7 +25,8 @@ class Refused(NamedTuple):
 
 class Edits:
     """The draft gets every value that is valid TOML. Of settings that were not set by hand, the model, the data and the
-    method decide. Other data adds no setting to a config that was `given`: that of a file or of a run.
+    method decide. In a config that was `given`, that of a file or of a run, other data adds no setting, and changes
+    only values that suited the data before.
     """
 
     def __init__(self, draft: Draft, *, given: bool = False) -> None:
@@ -45,6 +46,7 @@ class Edits:
 
     def take(self, edited: Mapping[str, str]) -> bool:
         """Takes values as they were written; returns whether other settings changed with them."""
+        before, suggested = self.draft.shown(DATA), self._recipe()
         for key, shown in edited.items():
             self.refused.pop(key, None)
             try:
@@ -58,7 +60,9 @@ class Edits:
             return False
         method = method_of(self.draft)  # a row of the other method is hidden
         self._keep(key for key in self.refused if _has_method(key, method))
-        self.suggest(adds=not self._given or CHOOSERS & set(edited) != {DATA})
+        if CHOOSERS & set(edited) == {DATA}:
+            return self._suit_data(before, suggested)
+        self.suggest()
         return True
 
     def update(self, values: Mapping[str, str]) -> None:
@@ -77,19 +81,30 @@ class Edits:
 
     def remove_train_set(self, number: int) -> None:
         """Removes a training set, from 0. Raises UserError as the draft does."""
+        before, suggested = self.draft.shown(DATA), self._recipe()
         self.draft.remove_train_set(number)
         self.refused = {moved: value for key, value in self.refused.items() if (moved := _without_set(number, key))}
         self._by_hand = {moved for key in self._by_hand if (moved := _without_set(number, key))}
         self.touched = True
         if number == 0:  # another set is the first one now
-            self.suggest(adds=not self._given)
+            self._suit_data(before, suggested)
 
-    def suggest(self, *, adds: bool = True) -> None:
-        """Sets what suits the model, the data and the method, except for settings that were set by hand. `adds`: also
-        settings that the config does not have.
+    def _suit_data(self, before: str, suggested: Mapping[str, str]) -> bool:
+        """Suggests what suits other data than `before`, for which these values were `suggested`. Values of a given
+        config that differ from them stay, unless they are for an example's data. Returns whether a value may change.
+        """
+        if self._given and not before.startswith("builtin:"):
+            self.suggest(kept=[key for key, value in suggested.items() if self.draft.shown(key) != value])
+        else:
+            self.suggest(adds=not self._given)
+        return True
+
+    def suggest(self, *, adds: bool = True, kept: Collection[str] = ()) -> None:
+        """Sets what suits the model, the data and the method, except for settings that were set by hand or are `kept`.
+        `adds`: also settings that the config does not have.
         """
         for key, value in self._recipe().items():
-            if key not in self._by_hand and (adds or self.draft.shown(key)):
+            if key not in self._by_hand and key not in kept and (adds or self.draft.shown(key)):
                 self._suggests_rate = self._suggests_rate or key == RATE
                 self._put(key, value)
 
