@@ -9,7 +9,7 @@ from typing import Literal
 from rptrain.config.schema import Config
 from rptrain.utils.units import format_count, format_short
 
-RATES = (  # below so many parameters: the rate for all weights, and that for adapters
+RATES = (  # below this number of parameters: the rate for all weights, and that for adapters
     (30e6, 1e-3, 1e-3),
     (300e6, 1e-4, 2e-4),
     (1e9, 3e-5, 2e-4),

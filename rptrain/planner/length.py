@@ -63,8 +63,8 @@ def length_of(config: Config, amount: Amount | None, seconds_per_step: float | N
 def _shorter(config: Config, amount: Amount, length: RunLength) -> int | None:
     """A shorter sequence that holds the longest sample, or two of them with packing; None if it would be no better.
 
-    Without packing, the rest of a sequence is padding. With it, long sequences cost no padding, but so many samples
-    share one that few data make few steps.
+    Without packing, the rest of a sequence is padding. With it, long sequences cost no padding, but many samples
+    share one, and few data then make few steps.
     """
     packing = config.data.packing
     if packing and (length.fixed or length.steps >= FEW_STEPS):
