@@ -31,7 +31,7 @@ class PastSpeed:
 def past_speed(config: Config, devices: tuple[str, ...]) -> PastSpeed | None:
     """The speed of the newest run in `save.output_dir` with these settings, on these devices of this machine.
 
-    `config` is without "auto". None if there is no such run, or if it ended before it measured a speed.
+    `config` is without "auto". None if no run has them, or if it ended before it measured a speed.
     """
     wanted = _settings(config)
     for run in _newest(Path(config.save.output_dir)):

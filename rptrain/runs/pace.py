@@ -22,7 +22,7 @@ class Pace:
             self._first_ended = time
 
     def first_step_ended(self, time: float) -> bool:
-        """Whether a step had been completed at a Unix time, so that what came after it is no start."""
+        """Whether a step had been completed at a Unix time, so that later times do not include the slow start."""
         return self._first_ended is not None and self._first_ended <= time
 
     def seconds_per_step(self, steps: Steps, latest: StepNumbers | None) -> float | None:
