@@ -24,27 +24,21 @@ def decoder(
     windows: Sequence[int | None] | None = None,
     rotaries: Sequence[int | None] | None = None,
     *,
-    pre_norms: bool = True,
-    post_norms: bool = False,
-    qk_norm: bool = False,
-    whole_qk_norm: bool = False,
-    qkv_bias: bool = False,
-    o_bias: bool = False,
     fused: bool = False,
     scale: float | None = None,
     embedding_scale: float = 1.0,
     output_scale: float = 1.0,
     logits_scale: float = 1.0,
+    **form: bool,
 ) -> ModelSpec:
     """A decoder: embedding, blocks, norm and head.
 
     By layer, `windows` has the window, None for full attention, and `rotaries` the place of the rotary positions in
-    `shape`, None for none. Norms and biases are those of BlockShape (models/layers/block.py). `fused`: checkpoints have
-    one tensor of queries, keys and values, and one of gate and up. The scales are factors of
-    attention's scores, of embeddings, of what attention and MLP add to the residual, and of logits.
+    `shape`, None for none. `fused`: checkpoints have one tensor of queries, keys and values, and one of gate and up.
+    The scales are factors of attention's scores, of embeddings, of what attention and MLP add to the residual, and of
+    logits. `form`: the norms and biases, as fields of BlockShape (models/layers/block.py).
     """
-    options: dict[str, Any] = {"pre_norms": pre_norms, "post_norms": post_norms, "qkv_bias": qkv_bias, "o_bias": o_bias}
-    options |= {"qk_norm": qk_norm, "whole_qk_norm": whole_qk_norm}
+    options: dict[str, Any] = form
     units = [dense_unit(shape, index, fused=fused, **options) for index in range(shape.layers)]
     layers = [
         Block(
