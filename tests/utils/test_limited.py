@@ -130,4 +130,7 @@ def test_it_ends_with_its_parent(work):
 
 
 def _is_child(process: psutil.Process) -> bool:
-    return limited.COMMAND[-1] in process.cmdline()
+    try:
+        return limited.COMMAND[-1] in process.cmdline()
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):  # one that just ended
+        return False
