@@ -102,12 +102,11 @@ def load(folder: Path, key: str) -> tuple[Stream, Tally] | None:
 
 
 def check_folder(folder: Path) -> None:
-    """UserError if no tokens are in a folder and none could be written there, as far as can be told without writing."""
-    if not any(folder.glob("*.safetensors")):
-        try:
-            writable_place(folder)
-        except OSError as error:
-            raise _not_written(folder, error) from error
+    """UserError if no tokens could be written to a folder, as far as can be told without writing."""
+    try:
+        writable_place(folder)
+    except OSError as error:
+        raise _not_written(folder, error) from error
 
 
 def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -> Stream:

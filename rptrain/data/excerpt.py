@@ -4,7 +4,7 @@ Files are not read whole, except for those that are small, and the tokens of fil
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -103,8 +103,7 @@ def excerpt(source: TrainSet, data: Data, tokenizer: Any, limits: Limits) -> Exc
         return Excerpt(source, (), 0, 0, 1.0)
     if tokenizer is None:
         raise UserError(f"{source.path}: needs the model's tokenizer")
-    template = load_template(tokenizer, data.chat_template) if data.chat_template else None
-    settings = Settings(tokenizer, template, data.assistant_only_loss, data.cache_dir)
+    settings = Settings.of(data, tokenizer)
     if source.path.startswith("builtin:"):
         part = _of_questions(source.path, source.split, settings, limits)
         if part.out_of_time:  # with more time there is more to see
@@ -121,6 +120,18 @@ def excerpt(source: TrainSet, data: Data, tokenizer: Any, limits: Limits) -> Exc
     return Excerpt(source, parts, len(files), sum(stamp.nbytes for stamp in stamps), share)
 
 
+def are_tokenized(sources: Sequence[TrainSet], data: Data, tokenizer: Any) -> bool:
+    """Whether the tokens of all files of these sets are in the cache. For files that take long to hash: whether the
+    cache has any tokens. Raises UserError as `excerpt`, or OSError.
+    """
+    settings = Settings.of(data, tokenizer)
+    sets = [(source, choose(source.path, source.split, follow_links=data.follow_links).files) for source in sources]
+    if sum(file.stat().st_size for _, files in sets for file in files) > HASHED:
+        return any(settings.folder.glob("*.safetensors"))
+    tokenizing = settings.tokenizing()
+    return all(_cached(source.format, tokenizing, tuple(files)) is not None for source, files in sets)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the tokens of a text depend on. The tokenizer is equal only to itself."""
@@ -128,11 +139,16 @@ class Settings:
     tokenizer: Any
     template: str | None  # the text of data.chat_template
     assistant_only_loss: bool
-    cache_dir: str | None
+    folder: Path  # the cache of tokens
+
+    @classmethod
+    def of(cls, data: Data, tokenizer: Any) -> "Settings":
+        template = load_template(tokenizer, data.chat_template) if data.chat_template else None
+        folder = Path(data.cache_dir) if data.cache_dir else default_folder()
+        return cls(tokenizer, template, data.assistant_only_loss, folder)
 
     def tokenizing(self) -> Tokenizing:
-        folder = Path(self.cache_dir) if self.cache_dir else default_folder()
-        return Tokenizing(self.tokenizer, self.assistant_only_loss, self.template, folder)
+        return Tokenizing(self.tokenizer, self.assistant_only_loss, self.template, self.folder)
 
 
 @lru_cache(8)

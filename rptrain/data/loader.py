@@ -271,6 +271,11 @@ def _not_taken(sources: Sequence[tuple[TrainSet, Chosen]]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def is_file_set(source: TrainSet) -> bool:
+    """Whether a set consists of files, which are tokenized through the cache."""
+    return source.path != RANDOM and not source.path.startswith("builtin:")
+
+
 def questions_of(source: TrainSet) -> list[formats.Example]:
     """The questions of a built-in set. Raises UserError if the set or the split does not exist."""
     if source.path != TASKS:

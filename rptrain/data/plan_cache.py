@@ -21,7 +21,7 @@ from rptrain.config.schema import Config
 from rptrain.data.amount import Amount
 from rptrain.data.cache import code_hash, default_folder
 from rptrain.data.folders import choose
-from rptrain.data.loader import RANDOM
+from rptrain.data.loader import is_file_set
 from rptrain.data.template import load_template
 from rptrain.utils.files import read_small_text
 from rptrain.utils.replacing import replace_file
@@ -52,7 +52,7 @@ def path_of(config: Config, model_dir: Path, vocab_size: int, code: Sequence[str
     tokens = Path(data.cache_dir) if data.cache_dir else default_folder()
     files = base_paths(model_dir)
     for source in (*data.train, *data.val):
-        if source.path != RANDOM and not source.path.startswith("builtin:"):
+        if is_file_set(source):
             files += choose(source.path, source.split, follow_links=data.follow_links).files
     template = data.chat_template and load_template(None, data.chat_template)
     settings = data.model_dump(mode="json", exclude={"chat_template"})

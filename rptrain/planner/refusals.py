@@ -16,13 +16,13 @@ from rptrain.checkpoint.atomic_dir import REPLACED, beside
 from rptrain.checkpoint.base_files import check_base_files
 from rptrain.checkpoint.export import check_names
 from rptrain.config.resolve import Resolved
-from rptrain.config.schema import Config, Data
+from rptrain.config.schema import Config
 from rptrain.data import plan_cache
 from rptrain.data.amount import Amount, amount_of
 from rptrain.data.cache import check_folder, default_folder
 from rptrain.data.datasets import check_vocabulary, find_tokenizer
-from rptrain.data.excerpt import PLANNING, Excerpt, excerpt
-from rptrain.data.loader import RANDOM
+from rptrain.data.excerpt import PLANNING, Excerpt, are_tokenized, excerpt
+from rptrain.data.loader import is_file_set
 from rptrain.data.plan_cache import DataChecks
 from rptrain.inference import evaluate
 from rptrain.models.spec import ModelSpec
@@ -68,7 +68,7 @@ def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -
                 checks.make("train.method", check_adapters, config, files)
                 if resumed is None and files is not None:
                     checks.make("lora.adapter", adapter_of, config, spec)
-    checks.make("data.cache_dir", check_token_cache, config.data)
+    checks.make("data.cache_dir", check_token_cache, config, model_dir)
     data = _data_checks(config, model_dir, spec, checks)
     return Readiness(tuple(checks.refusals), data.warnings, data.amount)
 
@@ -150,10 +150,19 @@ def check_trackers(names: Sequence[str]) -> None:
             )
 
 
-def check_token_cache(data: Data) -> None:
-    """UserError if the tokens of files cannot be written to the cache."""
-    if any(source.path != RANDOM and not source.path.startswith("builtin:") for source in (*data.train, *data.val)):
+def check_token_cache(config: Config, model_dir: Path) -> None:
+    """UserError if the tokens of a file are not in the cache and cannot be written to it."""
+    data = config.data
+    sources = [source for source in (*data.train, *data.val) if is_file_set(source)]
+    if not sources:
+        return
+    try:
         check_folder(Path(data.cache_dir) if data.cache_dir else default_folder())
+    except UserError:
+        with suppress(UserError, OSError):  # of the tokenizer or the files, which the checks of data find, too
+            if are_tokenized(sources, data, find_tokenizer(config, model_dir)):
+                return
+        raise
 
 
 def check_resumable(run: RunDir) -> None:

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from rptrain.data import plan_cache
-from rptrain.data.cache import check_folder
 from rptrain.data.datasets import find_tokenizer
 from rptrain.planner import refusals as module
 from rptrain.runs.run_dir import RunDir, check_creatable
@@ -135,12 +134,29 @@ def test_a_folder_in_which_nothing_can_be_created(folder: Path, monkeypatch: pyt
 
 
 def test_a_token_cache_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda place, mode: False)
-    with pytest.raises(UserError, match=r"kept: the token cache cannot be written: .* may not be written; set data\."):
-        check_folder(folder / "kept")
-    (folder / "kept").mkdir()
-    (folder / "kept/a.safetensors").write_bytes(b"")
-    check_folder(folder / "kept")  # it may have all that is needed
+    """It is refused unless it has the tokens of all files of the run."""
+    (folder / "chats.jsonl").write_text(chats("cba"))
+    (folder / "others.jsonl").write_text(chats("bca"))
+    kept, access = folder / "kept", os.access
+    overrides = "data.train.0.path=chats.jsonl", f"data.cache_dir={kept}"
+    trained = tools.invoke("--config", "run.toml", *overrides, "train.max_steps=1")
+    assert trained.exit_code == 0 and len([*kept.glob("*.safetensors")]) == 1
+
+    def without_writing(place: str, mode: int, **options: bool) -> bool:
+        return access(place, mode, **options) and not (mode & os.W_OK and Path(place) == kept)
+
+    monkeypatch.setattr(os, "access", without_writing)
+    assert not refusals(*overrides, "log.run_name=again")
+    for other in (
+        "data.train.0.path=others.jsonl",
+        "data.assistant_only_loss=false",
+        "data.val=[{path = 'others.jsonl'}]",
+    ):
+        found = refusals(*overrides, "log.run_name=again", other)
+        assert list(found) == ["data.cache_dir"]
+        assert f"{kept}: the token cache cannot be written: {kept} may not be written; set" in found["data.cache_dir"]
+    monkeypatch.setattr("rptrain.data.excerpt.HASHED", 0)
+    assert not refusals(*overrides, "log.run_name=again", "data.train.0.path=others.jsonl"), "too large to tell"
 
 
 def test_what_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
