@@ -75,7 +75,9 @@ def main() -> None:
                 report("refused", text="neither a checkpoint nor a run", turns=0)
             else:
                 placement = "cpu" if request["placement"] == "auto" else request["placement"]
-                values = {"placement": placement, "reason": "no GPU", "expected": 1234.5, "templated": True}
+                training = request["training"]
+                reason = f"{training} trains on this machine" if training else "no GPU"
+                values = {"placement": placement, "reason": reason, "expected": 1234.5, "templated": True}
                 values["speeds"] = {"gpu": 5678.0, "cpu": 1234.5}
                 report("loaded", source=answering(request["source"]), **values)
         elif request["do"] == "ask":

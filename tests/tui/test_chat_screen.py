@@ -191,6 +191,7 @@ async def test_a_model_is_not_loaded_while_a_training_starts(make: Made, run: Pa
         await press_until(pilot, "c", lambda: "stopped is starting and needs memory" in screen_text(pilot.app))
         assert shared.chat._process is None and "ctrl+r loads the model.\n" in screen_text(pilot.app)
         await press_until(pilot, "ctrl+r", lambda: "1,234 tokens/s expected" in screen_text(pilot.app))
+        assert "(stopped trains on this machine)" in screen_text(pilot.app), "which takes the CPU"
         assert shared.starting() == "stopped"
         with (stopped / "lanes.jsonl").open("a") as lanes:
             print(Snapshot(launched.began + 1, 0.25, "loading", 0, 0, (), None).to_line(), file=lanes, flush=True)
