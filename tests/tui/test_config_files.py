@@ -10,7 +10,7 @@ from rptrain.cli import argv
 from rptrain.tui.services.draft import STARTER
 
 from .conftest import Made, driven, notified, press_until, screen_text, settled, type_over, until
-from .recorded import make_run
+from .recorded import BEGAN, make_run
 
 pytestmark = pytest.mark.long
 
@@ -57,20 +57,26 @@ async def test_a_past_run_s_settings_replace_unsaved_edits_only_after_a_question
 @driven
 async def test_a_config_is_saved_under_another_name(make: Made, tmp_path: Path):
     (tmp_path / "rptrain.toml").write_text(STARTER)
-    (tmp_path / "mine.toml").write_text("# mine\n")
+    files = {"mine": "# mine\n", "copy": STARTER}
+    for name, text in files.items():
+        (tmp_path / f"{name}.toml").write_text(text)
     async with make().run_test(size=(80, 24)) as pilot:
         app = pilot.app
         await settled(pilot)
-        await press_until(pilot, "f6", lambda: "Save the config as" in screen_text(app))
-        await type_over(pilot, "mine", "#name")
-        await press_until(pilot, "enter", lambda: "Write over mine.toml?" in screen_text(app))
-        await press_until(pilot, "n", lambda: "Write over" not in screen_text(app))
-        assert (tmp_path / "mine.toml").read_text() == "# mine\n"
+        await type_over(pilot, "3", "#train-max_steps")
+        for name, text in files.items():
+            await press_until(pilot, "f6", lambda: "Save the config as" in screen_text(app))
+            await type_over(pilot, name, "#name")
+            await press_until(pilot, "enter", lambda name=name: f"Write over {name}.toml?" in screen_text(app))
+            await press_until(pilot, "n", lambda: "Write over" not in screen_text(app))
+            assert (tmp_path / f"{name}.toml").read_text() == text
+            assert "rptrain.toml *" in screen_text(app).splitlines()[0]
         await press_until(pilot, "f6", lambda: "Save the config as" in screen_text(app))
         await type_over(pilot, "new", "#name")
         await press_until(pilot, "enter", (tmp_path / "new.toml").exists)
         await until(pilot, lambda: "new.toml" in screen_text(app).splitlines()[0])
-    assert (tmp_path / "new.toml").read_text() == STARTER
+    assert "max_steps = 3" in (tmp_path / "new.toml").read_text()
+    assert (tmp_path / "rptrain.toml").read_text() == STARTER
 
 
 @driven
@@ -104,6 +110,24 @@ async def test_values_that_nobody_edited_are_left_unasked(make: Made, tmp_path: 
         assert "rptrain.toml (new)" in screen_text(app)
         await pilot.press("ctrl+q")
         await until(pilot, lambda: not app.is_running)
+
+
+@driven
+async def test_unsaved_settings_of_a_past_run_leave_their_file_name_to_those_of_the_next(make: Made, tmp_path: Path):
+    for number, name in enumerate(("old", "older")):
+        make_run(tmp_path / "runs", name, end="finished", alive=False, total=77 - number, began=BEGAN - 60 * number)
+    (tmp_path / "rptrain.toml").write_text(STARTER)
+    (tmp_path / "older-2.toml").symlink_to("gone.toml")
+    app = make()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        for keys, title in (((), "old-2.toml (new)"), (("down",), "older-2-2.toml (new)")):
+            await press_until(pilot, "f3", lambda: "✓ finished" in screen_text(app))
+            await pilot.press(*keys, "n")
+            await until(pilot, lambda title=title: title in screen_text(app).splitlines()[0])
+        await press_until(pilot, "ctrl+s", (tmp_path / "older-2-2.toml").exists)
+    assert "max_steps = 76" in (tmp_path / "older-2-2.toml").read_text()
+    assert sorted(path.name for path in tmp_path.glob("*.toml")) == ["older-2-2.toml", "older-2.toml", "rptrain.toml"]
 
 
 @driven

@@ -79,6 +79,7 @@ class NewRun(Screen[None]):
         super().__init__()
         self._shared = context
         self._edits = Edits(context.draft)
+        self._file = context.draft.path  # that was opened or saved last
         self._planned_text = ""  # the text of the shown plan
         self._left = False  # another screen was shown
         self._is_launching = False
@@ -345,6 +346,7 @@ class NewRun(Screen[None]):
         if not await draft_file.save(self, self._edits):
             return False
         self._shared.unsaved = False
+        self._file = self._draft.path
         self._show_file()
         return True
 
@@ -458,6 +460,7 @@ class NewRun(Screen[None]):
         except (UserError, OSError) as error:
             self.notify(describe(error), severity="error")
             return
+        self._file = path
         await self._edit(edits)
 
     async def _edit(self, edits: Edits) -> None:
@@ -469,16 +472,14 @@ class NewRun(Screen[None]):
     @until_closed
     async def action_save_as(self) -> None:
         self._take()
-        before = self._draft.path
-        path = await ask(self, AskName(before))
+        path = await ask(self, AskName(self._draft.path))
         if path is None:
             return
-        self._draft.path = path
-        if await self._save():
+        with self._draft.moved(path):
+            saved = await self._save()
+        if saved:
             self._changed()
             self.notify(f"saved to {path}")
-        else:
-            self._draft.path = before
 
     @work
     @until_closed
@@ -489,7 +490,7 @@ class NewRun(Screen[None]):
 
     async def _take_over(self, run: Path) -> None:
         try:
-            edits = draft_file.settings_of(run, self._draft.path)
+            edits = draft_file.settings_of(run, self._file)
         except UserError as error:
             self.notify(str(error), severity="error")
             return

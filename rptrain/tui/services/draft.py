@@ -1,6 +1,7 @@
 """A config that is being edited: TOML text that keeps its comments, and the values of its keys."""
 
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -203,6 +204,20 @@ class Draft:
         text = self.text
         replace_text(self.path, text)
         self._saved = text
+
+    @contextmanager
+    def moved(self, path: Path) -> Iterator[None]:
+        """Within the block it belongs to another file, and afterwards too if it was saved to this file."""
+        if os.path.abspath(path) == os.path.abspath(self.path):
+            yield
+            return
+        before = self.path, self._saved
+        self.path, self._saved = path, ""
+        try:
+            yield
+        finally:
+            if self.is_new:
+                self.path, self._saved = before
 
     def _switch_adapters(self, method: str) -> None:
         """Removes the [lora] table if all weights are trained, where it is an error, and restores it for adapters."""

@@ -80,7 +80,7 @@ def free_name(output_dir: str, run_name: str) -> str:
 def free_file(path: Path, run_name: str) -> Path:
     """The file for a new config: the path itself, or if it exists, one beside it that is named after the run."""
     beside = (path.with_name(f"{name}.toml") for name in chain([run_name], (f"{run_name}-{n}" for n in count(2))))
-    return next(file for file in chain([path], beside) if not file.exists())
+    return next(file for file in chain([path], beside) if not os.path.lexists(file))
 
 
 def _free_names(parent: Path, run_name: str) -> Iterator[str]:
