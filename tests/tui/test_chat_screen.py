@@ -60,7 +60,9 @@ async def test_a_conversation_by_keys(make: Made, run: Path):
         speeds = "on the CPU: 1,234 tokens/s expected 12 tokens/s measured"
         await until(pilot, lambda: speeds in " ".join(screen_text(pilot.app).split()))
         await say(pilot, "three", "THREE")
-        await press_until(pilot, "ctrl+b", lambda: "with the base model" in screen_text(pilot.app))
+        assert "answers: tuned model" in screen_text(pilot.app) and "^b base: off" in screen_text(pilot.app)
+        await press_until(pilot, "ctrl+b", lambda: "answers: tuned and base model" in screen_text(pilot.app))
+        assert "^b base: on" in await settled(pilot)
         assert "ctrl+r asks both models again." in await settled(pilot)
         await press_until(pilot, "ctrl+r", lambda: "[three]" in screen_text(pilot.app))
         assert "ctrl+r asks" not in await settled(pilot)

@@ -56,7 +56,8 @@ class ChatScreen(Screen[None]):
     AUTO_FOCUS = "#message"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+r", "retry", "retry"),
-        Binding("ctrl+b", "base", "base"),
+        Binding("ctrl+b", "base(True)", "base: off"),
+        Binding("ctrl+b", "base(False)", "base: on"),
         Binding("ctrl+o", "checkpoint", "model"),
         Binding("ctrl+n", "reset", "begin again", show=False),
         Binding("ctrl+g", "place", "placement", show=False),
@@ -82,7 +83,7 @@ class ChatScreen(Screen[None]):
         self._shared, self._run = context, run
         self._new = True  # something is not drawn yet
         self._pause = REMOTE_PAUSE if "SSH_CONNECTION" in os.environ else PAUSE
-        self._offered: tuple[str, bool] | None = None  # what the footer depends on, as it was drawn
+        self._offered: tuple[str, bool, bool] | None = None  # what the footer depends on, as it was drawn
 
     def compose(self) -> ComposeResult:
         yield TopBar("runs", str(self._run))
@@ -188,15 +189,16 @@ class ChatScreen(Screen[None]):
             message.value, session.returned = f"{session.returned} {message.value}".rstrip(), ""
             message.cursor_position = len(message.value)
         self.query_one(Transcript).show(session.turns, with_base=session.settings.base, state=session.state)
-        offered = session.state, bool(session.turns)
+        offered = session.state, bool(session.turns), session.settings.base
         if offered != self._offered:  # it rebuilds the footer
             self._offered = offered
             self.refresh_bindings()
 
     def _head(self) -> list[str]:
         session, loaded = self._session, self._session.loaded
+        answers = "answers: tuned and base model" if session.settings.base else "answers: tuned model"
         if loaded is None:
-            return [f"{session.source}: {'loading' if session.state == 'loading' else 'not loaded'}"]
+            return [f"{session.source}: {'loading' if session.state == 'loading' else 'not loaded'}", answers]
         measured = [] if session.measured is None else [f"{format_rate(session.measured)} measured"]
         memory = format_bytes(session.host) + (f" and {format_bytes(session.vram)} VRAM" if session.vram else "")
         name = self._model_name(Path(loaded.source))
@@ -205,7 +207,7 @@ class ChatScreen(Screen[None]):
             *measured,
             f"({loaded.reason})",
             *([f"process {memory}"] if session.host else []),
-            *(["with the base model"] if session.settings.base else []),
+            answers,
         ]
 
     def _model_name(self, source: Path) -> str:
@@ -236,7 +238,9 @@ class ChatScreen(Screen[None]):
             return session.state == "idle" and bool(session.turns or session.last)
         if action == "reset":
             return session.state == "idle" and bool(session.turns)
-        if action in ("base", "checkpoint", "place"):
+        if action == "base":
+            return session.state != "answering" and parameters[0] != session.settings.base
+        if action in ("checkpoint", "place"):
             return session.state != "answering"
         return True
 
@@ -294,8 +298,8 @@ class ChatScreen(Screen[None]):
             message.cursor_position = len(said)
             self._note()
 
-    def action_base(self) -> None:
-        self._session.settings.base = not self._session.settings.base
+    def action_base(self, answers: bool) -> None:
+        self._session.settings.base = answers
         self._note()
 
     def action_reset(self) -> None:
