@@ -103,6 +103,7 @@ class RunView:
         self.taken_up: float | None = None  # Unix time of the newest process's start
         self.last_event: float | None = None
         self._latest: StepNumbers | None = None  # from snapshots
+        self._completed = 0  # the last step according to other records of the newest process
         self._first_step = 0.0  # the newest process started after this step
         self._pace = Pace()
         self._earlier = 0.0  # seconds of the processes before it
@@ -132,12 +133,20 @@ class RunView:
     def add(self, news: Mapping[int, News]) -> bool:
         """Adds new records to the view. Returns whether there were any."""
         for rank, found in news.items():
-            view = self.of_process(rank)
-            for record in found.records:
-                view.take(record)
-            for snapshot in found.snapshots:
-                view.take_snapshot(snapshot)
+            self.of_process(rank)._add(found)
         return bool(news)
+
+    def _add(self, news: News) -> None:
+        """Adds the snapshots of a process before the start of the next one, which says how the one before ended."""
+        snapshots = deque(news.snapshots)
+        for record in news.records:
+            if record.get("event") == "run_started":
+                start = time_of(record, None) or 0.0
+                while snapshots and snapshots[0].time < start:
+                    self.take_snapshot(snapshots.popleft())
+            self.take(record)
+        for snapshot in snapshots:
+            self.take_snapshot(snapshot)
 
     def of_process(self, rank: int) -> "RunView":
         """The view of a process, whether or not it trains the run now."""
@@ -205,9 +214,9 @@ class RunView:
 
     @property
     def step(self) -> int:
-        """The last completed step; 0 before the first. A checkpoint tells it too, where a stopped run reported none."""
+        """The last completed step according to the newest record that has it; 0 before the first."""
         saved = self.checkpoints[-1].step if self.checkpoints else 0
-        return max(self._reported, saved, 0 if self._latest is None else self._latest.step)
+        return max(self._reported, saved, self._completed, 0 if self._latest is None else self._latest.step)
 
     @property
     def _reported(self) -> int:
@@ -410,6 +419,7 @@ class RunView:
         self.taken_up = record["time"]
         self._starts.append((record["time"], self._earlier))
         self._latest = self.step_ended = None
+        self._completed = 0
         self._first_step = self._reported
         self._pace.restart(self._reported)
         self.process = None
@@ -441,6 +451,7 @@ class RunView:
 
     def _on_progress(self, record: Mapping[str, Any]) -> None:
         self.usage.append(Progress(**record))
+        self._completed = record["step"]
 
     def _on_loss_scale(self, record: Mapping[str, Any]) -> None:
         self.loss_scale = record["scale"]
@@ -459,7 +470,7 @@ class RunView:
     def _on_resumed(self, record: Mapping[str, Any]) -> None:
         step = record["step"]
         self.steps.keep(step)
-        self._latest = None
+        self._latest, self._completed = None, step
         self._pace.restart(step)
         self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint.step <= step]
         self.scores = [score for score in self.scores if score.step <= step]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rptrain.runs.ending import ending_of
+from rptrain.runs.events import Progress, to_line
 from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot, StepNumbers
 from rptrain.runs.listing import summarize
 from rptrain.runs.process import ProcessId
@@ -307,6 +309,27 @@ def test_the_log_of_a_resumed_run_tells_of_a_death_before(tmp_path, monkeypatch)
     assert ends == [(300.5, said.format(3, 106.0), "warning"), (400.5, said.format(2, 301.0), "warning")]
     write(tmp_path, START | {"time": 600.0}, process(ProcessId(OWN.host, 3, OWN.birth), time=600.5))
     assert "perhaps killed (SIGKILL)" in RunView(tmp_path).log[-1].text
+
+
+def test_a_death_is_after_the_last_step_that_was_completed_even_if_it_was_not_reported(tmp_path):
+    """The snapshots of the last minutes say it to the step, and a record of each minute before."""
+    dead = process(ProcessId(OWN.host, OWN.pid, OWN.birth + "0"))
+    minute = Progress(4, "training", 60.0, 9.0, 100, 200, (), (), (), time=108.0)
+    write(tmp_path, START, dead, step(1), json.loads(to_line(minute)))
+    assert RunView(tmp_path).step == 4
+    write_lanes(tmp_path, replace(snapshot(120.0), last=StepNumbers(7, 2.0, 1e-3, 1.0, 9.0, 1.0)), snapshot(121.0))
+    view = RunView(tmp_path)
+    ending = ending_of(view)
+    assert ending is not None and (view.state, view.step, ending.lost) == ("dead", 7, 7)
+    write(tmp_path, START | {"time": 300.0}, process(time=300.5))
+    write(tmp_path, {"event": "resumed", "time": 301.0, "step": 2, "path": "c"})
+    write_lanes(tmp_path, snapshot(302.0))
+    again = RunView(tmp_path)
+    view.refresh()
+    for one in (view, again):
+        assert one.log[2].text.startswith("the process before ended after step 7 without a last record, last seen ")
+        assert (one.step, len(one.recent)) == (2, 1)
+    assert view.log[2] == again.log[2]
 
 
 def test_the_end_of_a_run_says_how_the_loss_changed(tmp_path):
