@@ -2,14 +2,15 @@
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import nan
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 SMOOTH = 0.05  # of the points of a curve
 COLUMNS = ("step", "time", "loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second")
 _row = itemgetter(*COLUMNS)
+T = TypeVar("T")
 
 
 class Steps:
@@ -18,6 +19,7 @@ class Steps:
     def __init__(self) -> None:
         self._columns = {name: array("d") for name in COLUMNS}
         self._appends = [column.append for column in self._columns.values()]  # a run may have 100,000 rows
+        self._derived: dict[tuple[str, Callable[..., Any]], Any] = {}
 
     def __len__(self) -> int:
         return len(self._columns["step"])
@@ -32,12 +34,14 @@ class Steps:
             values = [nan if value is None else value for value in values]
         for append, value in zip(self._appends, values, strict=True):
             append(value)
+        self._derived.clear()
 
     def keep(self, last: float) -> None:
         """Removes the steps after `last`."""
         count = bisect_right(self._columns["step"], last)
         for column in self._columns.values():
             del column[count:]
+        self._derived.clear()
 
     def last(self, name: str) -> float | None:
         """The newest value of a column: None if there are no steps, NaN if the record had null."""
@@ -47,6 +51,13 @@ class Steps:
     def column(self, name: str) -> Sequence[float]:
         """All values of a column, without a copy: do not change them."""
         return self._columns[name]
+
+    def derived(self, name: str, compute: Callable[[Sequence[float]], T]) -> T:
+        """What a function computes from a column. It is called again only after rows were added or removed."""
+        key = name, compute
+        if key not in self._derived:
+            self._derived[key] = compute(self._columns[name])
+        return self._derived[key]
 
     def since(self, step: float) -> int:
         """The index of the first row after a step."""

@@ -261,7 +261,7 @@ class RunView:
     @property
     def loss_change(self) -> LossChange | None:
         """How the training loss changed so far; None for less than two losses."""
-        return loss_change(self.steps.column("loss"))
+        return self.steps.derived("loss", loss_change)
 
     @property
     def last_seen(self) -> float | None:

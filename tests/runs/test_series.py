@@ -1,8 +1,9 @@
-"""Smoothing of curves; their thinning is tested with views."""
+"""Smoothing of curves, and what is computed from columns; the thinning of curves is tested with views."""
 
+from collections.abc import Sequence
 from math import inf, nan
 
-from rptrain.runs.series import smoothed
+from rptrain.runs.series import COLUMNS, Steps, smoothed
 
 
 def test_each_point_is_the_average_of_its_neighbors():
@@ -19,3 +20,18 @@ def test_a_huge_value_changes_only_the_averages_near_it():
     near = range(300 - 25, 300 + 26)
     assert ys[: near.start] == without[: near.start] and ys[near.stop :] == without[near.stop :]
     assert all(ys[place] > 1e15 for place in near)
+
+
+def test_a_column_is_looked_through_only_after_rows_were_added_or_removed():
+    calls, steps = list[int](), Steps()
+
+    def total(values: Sequence[float]) -> float:
+        calls.append(len(values))
+        return sum(values)
+
+    for number in (1, 2, 3):
+        steps.append(dict.fromkeys(COLUMNS, number))
+        assert [steps.derived("loss", total) for _ in range(3)] == [sum(range(number + 1))] * 3
+    steps.keep(1)
+    assert [steps.derived("loss", total) for _ in range(3)] == [1.0] * 3
+    assert calls == [1, 2, 3, 1]

@@ -1,6 +1,6 @@
 """The head of the Run screen: state, progress, speed and current metrics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 from textual.content import Content
@@ -113,9 +113,13 @@ def _learning_rate(view: RunView) -> str:
     if (latest := view.latest) is None:
         return DASH
     last = format_short(latest.learning_rate)
-    highest = max((rate for rate in view.steps.column("learning_rate") if rate == rate), default=0.0)
-    decayed = view.ended and highest > latest.learning_rate
-    return f"{format_short(highest)} → {last}" if decayed else last
+    highest = view.steps.derived("learning_rate", _highest) if view.ended else 0.0
+    return f"{format_short(highest)} → {last}" if highest > latest.learning_rate else last
+
+
+def _highest(values: Sequence[float]) -> float:
+    """The highest value that is not NaN; 0 without one."""
+    return max((value for value in values if value == value), default=0.0)
 
 
 def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
