@@ -10,12 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
+from rptrain.runs.loss_change import finished_sentence
 from rptrain.runs.records import Bool, Float, Int, UnixTime, known_fields
 from rptrain.runs.timeline import Schedule
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 from rptrain.utils.native_watchdog import LastRecord
-from rptrain.utils.text import counted
 from rptrain.utils.units import format_bytes, format_loss, format_score
 
 SHOWN_ROWS = 8  # rows of the data that a sentence lists
@@ -387,7 +387,7 @@ class Finished(Event):
     step: Int
 
     def sentence(self) -> str:
-        return f"finished after {counted(self.step, 'step')}"
+        return finished_sentence(self.step)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 
+from rptrain.utils.text import counted
 from rptrain.utils.units import format_loss
 
 FIRST = 5  # maximum number of reports in the first value: in the next ones a high loss falls fast
@@ -43,6 +44,11 @@ class LossChange:
             f"The loss fell by less than {SMALL:.0%}: the learning rate (optim.learning_rate) may be too low, or the "
             "run too short."
         )
+
+
+def finished_sentence(steps: int, change: LossChange | None = None) -> str:
+    """Such as "finished after 1,500 steps: loss 10.380 -> 9.9200 (-4.4%)"; without a known change, without the loss."""
+    return f"finished after {counted(steps, 'step')}" + ("" if change is None else f": {change}")
 
 
 def loss_change(losses: Sequence[float]) -> LossChange | None:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from rptrain.runs.events import EVENTS, VALIDATION_LOSS, Evaluation, Event, Finished, Progress, Severity, from_fields
 from rptrain.runs.lanes import OptimizerState, Snapshot, StepNumbers
-from rptrain.runs.loss_change import LossChange, loss_change
+from rptrain.runs.loss_change import LossChange, finished_sentence, loss_change
 from rptrain.runs.pace import REPORTS, Pace
 from rptrain.runs.process import FOLDER, ProcessId
 from rptrain.runs.reader import RECENT, News, Reader
@@ -397,14 +397,12 @@ class RunView:
         return time.time() - (self.last_seen or 0.0) < SILENT
 
     def _say(self, event: Event) -> None:
-        sentence = event.sentence()
+        change = self.loss_change if isinstance(event, Finished) else None
+        sentence = finished_sentence(event.step, change) if isinstance(event, Finished) else event.sentence()
         if sentence is None:
             return
-        change = self.loss_change if isinstance(event, Finished) else None
         if self.best is not None and self.best is self.scores[-1] and isinstance(event, Evaluation):
             sentence += ", the best so far"
-        if change is not None:
-            sentence += f": {change}"
         self._add_line(event.time, sentence, event.severity)
         if change is not None and (hint := change.hint(self.step)) is not None:
             self._add_line(event.time, hint, "warning")

@@ -12,10 +12,11 @@ from rich.console import Console
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import BestLoaded, Event, Step
 from rptrain.runs.lanes import Phase
+from rptrain.runs.loss_change import finished_sentence
 from rptrain.runs.pace import REPORTS, SHORTEST
 from rptrain.runs.view import RunView
 from rptrain.utils.console import TerminalBar
-from rptrain.utils.text import counted, printable
+from rptrain.utils.text import printable
 from rptrain.utils.units import format_duration, format_loss, format_rate
 
 
@@ -90,7 +91,7 @@ def closing_lines(run: Path) -> Iterator[str]:
     """What to print at the end of a run that finished: how the loss changed, and what to try if it hardly fell."""
     view = RunView(run)
     if (change := view.loss_change) is not None:
-        yield f"finished after {counted(view.step, 'step')}: {change}"
+        yield finished_sentence(view.step, change)
         if (hint := change.hint(view.step)) is not None:
             yield hint
 

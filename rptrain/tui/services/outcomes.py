@@ -5,6 +5,7 @@ from typing import Literal
 
 from rptrain.runs.ending import ending_of
 from rptrain.runs.listing import GLANCE, summaries
+from rptrain.runs.loss_change import finished_sentence
 from rptrain.runs.view import RunView
 
 
@@ -25,8 +26,9 @@ def outcome(run: Path, code: int | None = None, began: float = 0.0) -> tuple[str
     view = RunView(run, large=GLANCE)
     if (view.taken_up or 0.0) < began:
         return f"{run.name} did not start", "error"
-    if view.state in ("finished", "stopped"):
-        change = view.loss_change if view.state == "finished" else None
-        return f"{run.name} {view.state} after step {view.step:,}" + (f": {change}" if change else ""), "information"
+    if view.state == "finished":
+        return f"{run.name} {finished_sentence(view.step, view.loss_change)}", "information"
+    if view.state == "stopped":
+        return f"{run.name} stopped after step {view.step:,}", "information"
     ending = ending_of(view, code)
     return f"{run.name} {view.state}{'' if ending is None else f': {ending.cause}'}", "error"
