@@ -69,6 +69,21 @@ async def test_a_spike_does_not_set_the_axis():
         assert rows[1].split("│")[0].strip() == "120" and rows[1].split("│")[1].strip(), "it is drawn at the end"
 
 
+@driven
+async def test_the_title_says_that_the_scale_is_logarithmic():
+    plot = Plot("loss", logarithmic=True, id="loss")
+    async with Page(plot).run_test(size=(60, 12)) as pilot:
+        await pilot.pause()
+        plot.show((Curve([1, 2, 3], [300.0, 30.0, 2.0], "blue"),))
+        assert title(plot).startswith("loss, log scale")
+        assert widget_text(plot).splitlines()[1].split("│")[0].strip() == "300"
+        plot.note = "smoothed"
+        plot.show((Curve([1, 2, 3], [300.0, 30.0, 2.0], "blue"),), "2.0")
+        assert title(plot).startswith("loss, smoothed, log scale  2.0")
+        plot.show((Curve([1, 2, 3], [3.0, 2.5, 2.0], "blue"),))
+        assert "log scale" not in title(plot)
+
+
 @pytest.mark.long
 @driven
 async def test_curves_are_chosen_smoothed_and_read(make: Made, tmp_path: Path):

@@ -81,39 +81,30 @@ class Plot(LineWidget):
 
     def lines(self) -> Iterator[Content]:
         width, height = self.size
-        room = max((width - len(self.title)) // max(len(self.curves), 1) - 4, 4)
+        rows, columns = height - 2, self._columns
+        points = [(curve.style, _drawable(curve, 2 * columns)) for curve in self.curves]
+        ys = [y for _, places in points for _, y in places]
+        scaled = self._logarithmic and bool(ys) and min(ys) > 0 and max(ys) / min(ys) > WIDE
+        notes = "".join(f", {note}" for note in (self.note, "log scale" if scaled else "") if note)
+        room = max((width - len(self.title) - len(notes)) // max(len(self.curves), 1) - 4, 4)
         named = [(f"  ━ {clipped(one_line(curve.name), room)}", curve.style) for curve in self.curves if curve.name]
         value = self.value if self.cursor is None else self._at(self.cursor)
         title = Content.assemble(
             (self.title, "bold"),
-            (f", {self.note}" if self.note else "", "$muted"),
+            (notes, "$muted"),
             "  ",
             (value, "$accent"),
             *(named if self.cursor is None else ()),
         )
         gap = width - title.cell_length - len(self.hint)
         yield Content.assemble(title, " " * gap, (self.hint, "$muted")) if self.hint and gap > 1 else title
-        rows, columns = height - 2, self._columns
         if rows < 1 or columns < 4:
             return
-        points = [
-            (
-                curve.style,
-                [
-                    place
-                    for place in zip(*thinned(curve.xs, curve.ys, 2 * columns), strict=True)
-                    if max(map(abs, place)) < HUGE
-                ],
-            )
-            for curve in self.curves
-        ]
-        ys = [y for _, places in points for _, y in places]
         xs = [x for _, places in points for x, _ in places]
         if not ys:
             yield Content("")
             yield Content.styled(" " * AXIS + f" {self.empty}", "$muted")
             return
-        scaled = self._logarithmic and min(ys) > 0 and max(ys) / min(ys) > WIDE
         ends = self.bounds or (min(ys), self._highest(ys))
         low, high = (log10(end) for end in ends) if scaled else _margins(*ends, self.least_range)
         left, right = min(xs), max(xs)
@@ -162,6 +153,12 @@ class Plot(LineWidget):
             elsewhere = "" if place == here else f" (at {place})"
             parts.append(value if curve is main else f"{one_line(curve.name)} {value}{elsewhere}")
         return "  ".join(parts)
+
+
+def _drawable(curve: Curve, count: int) -> list[tuple[float, float]]:
+    """At most `count` points of a curve, without huge ones."""
+    places = zip(*thinned(curve.xs, curve.ys, count), strict=True)
+    return [place for place in places if max(map(abs, place)) < HUGE]
 
 
 def _nearest(xs: Sequence[float], x: float) -> int:
