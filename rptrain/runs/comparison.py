@@ -1,9 +1,11 @@
 """Runs side by side: curves of a metric, their results, and the settings that differ."""
 
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,11 +53,21 @@ def curve(view: RunView, metric: str, axis: Axis, count: int) -> tuple[list[floa
     import numpy as np
 
     places = _places(view, axis)
+    if metric == "tokens/s":
+        return thinned(places, _speeds(view), count)
     if (column := METRICS[metric]) is not None:
         return thinned(places, view.steps.column(column), count)
     scores = [(score.step, score.score) for score in view.scores if score.name == VALIDATION_LOSS]
     xs = np.interp([step for step, _ in scores], [0.0, *view.steps.column("step")], [0.0, *places]).tolist()
     return thinned(xs, [np.nan if score is None else score for _, score in scores], count)
+
+
+def _speeds(view: RunView) -> Sequence[float]:
+    """The speed of each reported step, NaN for the first one of each process, which is slow, if others are known."""
+    speeds, times = view.steps.column("tokens_per_second"), view.steps.column("time")
+    first = {bisect_right(times, start) for start in view.starts}
+    known = [nan if index in first else speed for index, speed in enumerate(speeds)]
+    return speeds if all(map(isnan, known)) else known
 
 
 def _places(view: RunView, axis: Axis) -> Sequence[float]:

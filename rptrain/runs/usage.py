@@ -3,9 +3,9 @@ from the newest snapshots.
 """
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from math import nan
+from math import isfinite, nan
 
 from rptrain.runs.events import Progress
 from rptrain.runs.lanes import Snapshot
@@ -45,6 +45,18 @@ class Usage:
             xs.append(progress.time)
             ys.append(_row(progress)[COLUMNS.index(name)])
         return xs, ys
+
+
+def warming_up(starts: Sequence[float], times: Sequence[float], values: Sequence[float]) -> set[int]:
+    """The indices of the points in the first minute of values of each process. Its first steps are slow: kernels are
+    compiled, and files are read. `starts`: Unix times at which the processes began.
+    """
+    first: dict[int, float] = {}  # the time of its first value, by process
+    indices = set[int]()
+    for index, (time, value) in enumerate(zip(times, values, strict=True)):
+        if isfinite(value) and time - first.setdefault(bisect_right(starts, time), time) < MINUTE:
+            indices.add(index)
+    return indices
 
 
 def _without_gap(recent: Sequence[Snapshot]) -> list[Snapshot]:

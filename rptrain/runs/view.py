@@ -288,6 +288,11 @@ class RunView:
         return min(earlier + max(time - started, 0.0), later)
 
     @property
+    def starts(self) -> Sequence[float]:
+        """Unix times at which processes began to train the run, of a sample of a long run only some."""
+        return [time for time, _ in self._starts]
+
+    @property
     def trained(self) -> float:
         """How long processes trained the run up to its last record, in seconds; 0 for a run that has not begun."""
         if self.taken_up is None:

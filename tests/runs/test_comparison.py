@@ -57,6 +57,15 @@ def test_curves_over_each_axis(tmp_path, axis: Axis, reported: list[float], scor
     assert curve(view, "validation loss", axis, 100) == (scored, [4.0, 3.0, 2.5])
 
 
+def test_speeds_without_the_first_report_of_each_process(tmp_path):
+    resumed = [{**START, "time": 200.0}, {"event": "resumed", "time": 201.0, "step": 2, "path": "checkpoint-2"}]
+    later = [{**report(number, 64, speed), "time": 200.0 + number} for number, speed in ((3, 4.0), (4, 52.0))]
+    view = viewed(tmp_path / "run", report(1, 64, 5.0), report(2, 64, 50.0), *resumed, *later)
+    assert curve(view, "tokens/s", "steps", 100) == ([2, 4], [50.0, 52.0])
+    alone = viewed(tmp_path / "alone", report(1, 64, 5.0))
+    assert curve(alone, "tokens/s", "steps", 100) == ([1], [5.0])
+
+
 def test_every_metric_of_a_run_without_steps_is_empty(tmp_path):
     view = viewed(tmp_path / "run")
     assert all(curve(view, metric, axis, 100) == ([], []) for metric in METRICS for axis in AXES)

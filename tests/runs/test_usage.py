@@ -1,13 +1,13 @@
 """Curves over time, from records of minutes and the newest snapshots."""
 
 import json
-from math import isnan
+from math import isnan, nan
 
 import pytest
 
 from rptrain.runs.events import to_line
 from rptrain.runs.lanes import FILE, LaneRecord, Snapshot, StepNumbers
-from rptrain.runs.usage import COLUMNS, Usage, progress_of
+from rptrain.runs.usage import COLUMNS, Usage, progress_of, warming_up
 from rptrain.runs.view import RunView
 
 from .test_view import START, process, step, write
@@ -83,6 +83,11 @@ def test_curves_of_a_run_that_is_read_in_part(tmp_path):
     xs, _ = view.usage.curve("busy", view.recent)
     times = [view.trained_at(time) for time in xs]
     assert times == sorted(times) and times[0] <= 60.0 and 3590.0 < times[-1] <= 3600.0
+
+
+def test_the_first_minute_with_values_of_each_process():
+    times, values = [70.0, 95.0, 100.0, 154.0, 155.0, 1010.0, 1100.0], [nan, 5.0, nan, 6.0, 50.0, 5.0, 50.0]
+    assert warming_up([60.0, 1000.0], times, values) == {1, 3, 5}
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from rptrain.runs.usage import progress_of
+from rptrain.runs.view import RunView
 from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.widgets.curves import Curves
+from rptrain.tui.widgets.curves import KINDS, Curves
 from rptrain.tui.widgets.plot import Curve, Plot
 
+from ..runs.test_view import START, process, write
 from .conftest import Made, Page, driven, press_until, screen_text, settled, until, widget_text
 from .recorded import BEGAN, make_run, snapshot
 
@@ -67,6 +69,26 @@ async def test_a_spike_does_not_set_the_axis():
         plot.show((Curve([1, 2, 3, 4], [100.0, 1e6, 120.0, 110.0], "blue"),))
         rows = widget_text(plot).splitlines()
         assert rows[1].split("│")[0].strip() == "120" and rows[1].split("│")[1].strip(), "it is drawn at the end"
+
+
+@driven
+async def test_the_first_minute_of_a_resumed_run_does_not_set_the_axis_of_the_speed(tmp_path: Path):
+    for began, speeds in ((0.0, (1000.0, 1010.0)), (500.0, (20.0, 990.0))):
+        write(tmp_path, START | {"time": began}, process(time=began + 1))
+        for minute, speed in enumerate(speeds, 1):
+            shots = [snapshot(("cuda:0",), began + 60.0 * minute, 3)]
+            write(
+                tmp_path, vars(progress_of(shots, 5)) | {"event": "progress", "power": [], "tokens_per_second": speed}
+            )
+    speed = next(kind for kind in KINDS if kind.id == "speed")
+    curves = tuple(speed.read(RunView(tmp_path)))
+    plot = Plot("tokens/s", id="loss")
+    async with Page(plot).run_test(size=(60, 12)) as pilot:
+        await pilot.pause()
+        plot.show(curves)
+        rows = widget_text(plot).splitlines()
+        assert [row.split("│")[0].strip() for row in (rows[1], rows[-2])] == ["1010", "990"]
+        assert min(curves[0].ys) == 20.0 and rows[-2].split("│")[1].strip(), "it is drawn at the end"
 
 
 @driven

@@ -11,7 +11,7 @@ from textual.containers import Horizontal, VerticalScroll
 
 from rptrain.runs.events import VALIDATION_LOSS
 from rptrain.runs.series import smoothed, thinned
-from rptrain.runs.usage import BUCKET
+from rptrain.runs.usage import BUCKET, warming_up
 from rptrain.runs.view import RunView
 from rptrain.tui.widgets.memory_panel import MemoryPanel
 from rptrain.tui.widgets.plot import POINTS, Curve, Plot
@@ -40,6 +40,14 @@ def _over_time(column: str, style: str, view: RunView) -> Sequence[Curve]:
     return (Curve([view.trained_at(time) for time in times], ys, style),)
 
 
+def _speeds(view: RunView) -> Sequence[Curve]:
+    """The speed, whose slow first steps after a start or a resume do not set the axis."""
+    times, ys = view.usage.curve("tokens_per_second", view.recent)
+    xs = [view.trained_at(time) for time in times]
+    outside = frozenset(xs[index] for index in warming_up(view.starts, times, ys))
+    return (Curve(xs, ys, "$success", outside=outside),)
+
+
 @dataclass(frozen=True)
 class Kind:
     """A plot of a run. `read`: its curves from a view, the main one first."""
@@ -56,7 +64,7 @@ KINDS = (
     Kind("loss", "loss", _losses, format_loss),
     Kind("learning-rate", "learning rate", partial(_by_step, "learning_rate", "$muted")),
     Kind("grad-norm", "gradient norm", partial(_by_step, "grad_norm", "$backward")),
-    Kind("speed", "tokens/s", partial(_over_time, "tokens_per_second", "$success"), format_speed, timed=True),
+    Kind("speed", "tokens/s", _speeds, format_speed, timed=True),
     Kind(
         "busy", "device utilization", partial(_over_time, "busy", "$fused"), format_percent, timed=True, bounds=(0, 1)
     ),

@@ -23,6 +23,9 @@ HUGE = 1e300  # above this, differences may be infinite
 WIDE = 100.0  # positive values with a larger ratio are drawn on a logarithmic scale
 
 
+Ends = tuple[float, float]  # of the axis
+
+
 @dataclass(frozen=True)
 class Curve:
     xs: Sequence[float]
@@ -30,6 +33,7 @@ class Curve:
     style: str
     name: str = ""
     valued: bool = True  # whether its value at the cursor is shown
+    outside: frozenset[float] = frozenset()  # xs of points that do not set the axis, if there are others
 
 
 class Plot(LineWidget):
@@ -51,7 +55,7 @@ class Plot(LineWidget):
         self.format_x: Callable[[float], str] = lambda x: f"{x:,.0f}"
         self.format_y: Callable[[float], str] = format_short  # on the axis
         self.format_value: Callable[[float], str] = format_short  # at the cursor
-        self.bounds: tuple[float, float] | None = None  # of the axis; None: those of the values
+        self.bounds: Ends | None = None  # of the axis; None: those of the values
         self.least_range = 0.0  # of the axis, as a share of the largest value: less would look like a trend
         self.spikes = inf  # values above this multiple of the median are drawn at the upper end of the axis
         self.note = ""  # text behind the title, such as "smoothed"
@@ -82,7 +86,7 @@ class Plot(LineWidget):
     def lines(self) -> Iterator[Content]:
         width, height = self.size
         rows, columns = height - 2, self._columns
-        points = [(curve.style, _drawable(curve, 2 * columns)) for curve in self.curves]
+        points = [(curve, _drawable(curve, 2 * columns)) for curve in self.curves]
         ys = [y for _, places in points for _, y in places]
         scaled = self._logarithmic and bool(ys) and min(ys) > 0 and max(ys) / min(ys) > WIDE
         notes = "".join(f", {note}" for note in (self.note, "log scale" if scaled else "") if note)
@@ -105,17 +109,17 @@ class Plot(LineWidget):
             yield Content("")
             yield Content.styled(" " * AXIS + f" {self.empty}", "$muted")
             return
-        ends = self.bounds or (min(ys), self._highest(ys))
+        ends = self.bounds or self._ends(points, ys)
         low, high = (log10(end) for end in ends) if scaled else _margins(*ends, self.least_range)
         left, right = min(xs), max(xs)
         canvas = Canvas(columns, rows)
-        for style, places in points:
+        for curve, places in points:
             canvas.draw(
-                style,
+                curve.style,
                 [
                     (
                         (x - left) / (right - left or 1),
-                        max(1 - ((log10(y) if scaled else y) - low) / (high - low), 0.0),
+                        min(max(1 - ((log10(y) if scaled else y) - low) / (high - low), 0.0), 1.0),
                     )
                     for x, y in places
                 ],
@@ -132,10 +136,11 @@ class Plot(LineWidget):
         gap = max(1, columns - len(first) - len(last))
         yield Content.styled(f"{'':{AXIS + 1}}{first}{'' if left == right else ' ' * gap + last}", "$muted")
 
-    def _highest(self, ys: Sequence[float]) -> float:
-        """The upper end of the axis: the highest value that is not a spike."""
+    def _ends(self, points: Sequence[tuple[Curve, Sequence[tuple[float, float]]]], ys: Sequence[float]) -> Ends:
+        """The ends of the axis: of the values that set it, the lowest one, and the highest one that is not a spike."""
+        ys = [y for curve, places in points for x, y in places if x not in curve.outside] or ys
         limit = self.spikes * median(ys) if self.spikes < inf and median(ys) > 0 else inf
-        return max(y for y in ys if y <= limit)
+        return min(ys), max(y for y in ys if y <= limit)
 
     def _at(self, column: int) -> str:
         """The place of a column on the axis, and the value of each curve, the last one first, at its nearest point."""
