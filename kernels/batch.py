@@ -40,6 +40,7 @@ class Rotation(NamedTuple):
 
     cos: Tensor
     sin: Tensor
+    query_factor: Tensor | None = None  # [T], a factor of whole queries by their positions; None: 1
 
 
 class Balance(NamedTuple):

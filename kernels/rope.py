@@ -1,9 +1,9 @@
 """Rotary positions on queries and keys, with the norm of every head before them (Qwen3), out of the fused product.
 
 The rotation turns (x[i], x[i + R/2]) by the angle whose cosine and sine are cos, sin [T, R/2], for the first R of a
-head's C columns; the others stay as they are. A factor on the attention (YaRN) is in cos and sin already. A normed
-value is rounded where Hugging Face's modelling code rounds it, a rotated one once. For attention that sums in float16,
-the kernel also scales q, k and v (kernels/half.py).
+head's C columns; the others stay as they are. A factor on the attention (YaRN) is in cos and sin already. Queries may
+have a further factor for each token. A normed value is rounded where Hugging Face's modelling code rounds it, a rotated
+one once. For attention that sums in float16, the kernel also scales q, k and v (kernels/half.py).
 """
 
 from typing import Any
@@ -75,7 +75,7 @@ def qk_norm_rope_triton(
     half_sums: bool = False,
 ) -> Rotated:
     assert qkv.is_contiguous()
-    cos, sin, pairs = _tables(rotation, qkv)
+    cos, sin, factor, pairs = _tables(rotation, qkv)
     whole = norm if norm is not None and norm.whole else None
     by_head = norm if whole is None else None
     source, rstd, scales = qkv, None, None
@@ -102,7 +102,7 @@ def qk_norm_rope_triton(
         options: dict[str, Any] = {"H": heads, "K": kv_heads, "NORM": by_head is not None, "PAIRS": pairs}
         options |= {"ROW": source.shape[1], "V_ROW": qkv.shape[1], **_tile(heads, size)}
         _forward[(tokens,)](
-            source, values, q, k, v, scales, cos, sin, *weights, q.stride(0), k.stride(0), **options
+            source, values, q, k, v, scales, cos, sin, factor, *weights, q.stride(0), k.stride(0), **options
         )  # fmt: skip
     if scales is None:
         return q, k, v, rstd
@@ -141,7 +141,7 @@ def _turn_back(
     grads: tuple[Tensor | None, Tensor | None] | None,
 ) -> None:
     """Writes the gradients of queries and keys over `target` [T, …], and those of values if it has columns for them."""
-    cos, sin, pairs = _tables(rotation, target)
+    cos, sin, factor, pairs = _tables(rotation, target)
     assert all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (dq, dk, dv))
     tokens, heads, size = dq.shape
     kv_heads = dk.shape[1]
@@ -156,7 +156,7 @@ def _turn_back(
     q_groups, k_groups = (triton.cdiv(count, constants["BLOCK_H"]) for count in (heads, kv_heads))
     groups, count = q_groups + k_groups, triton.cdiv(tokens, constants["TOKENS"])
     copies = copied * triton.cdiv(tokens, constants["VALUES"]) * k_groups
-    inputs = (dq, dk, dv, target, cos, sin)
+    inputs = (dq, dk, dv, target, cos, sin, factor)
     if norm is None or rstd is None or grads is None:
         grid = (count * groups + copies,)
         _backward[grid](*inputs, cos, cos, cos, cos, tokens, count, **strides, **constants, NORM=False)
@@ -194,12 +194,12 @@ def _whole_norms_backward(
     return qkv
 
 
-def _tables(rotation: Rotation | None, qkv: Tensor) -> tuple[Tensor, Tensor, int]:
-    """The tables and their columns, R / 2; without a rotation any tensors, and 0."""
+def _tables(rotation: Rotation | None, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """The tables, the factor of queries, and the tables' columns, R / 2; without a rotation any tensors, and 0."""
     if rotation is None:
-        return qkv, qkv, 0
-    assert rotation.cos.is_contiguous() and rotation.sin.is_contiguous()
-    return rotation.cos, rotation.sin, rotation.cos.shape[1]
+        return qkv, qkv, None, 0
+    assert all(table.is_contiguous() for table in rotation if table is not None)
+    return *rotation, rotation.cos.shape[1]
 
 
 def _tile(heads: int, size: int) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def _halves(pointer, head, stride, half, first, COUNT: tl.constexpr, HALF: tl.co
 
 @triton.jit
 def _heads(
-    source, target, scales, weight, rstd, eps, cos, sin, half,
+    source, target, scales, weight, rstd, eps, cos, sin, factor, half,
     COUNT: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Norm and rotation of all queries or all keys of a token, or neither for values; then their scales, if any."""
@@ -297,6 +297,8 @@ def _heads(
             first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
         if PAIRS > 0:
             first, second = _rotated(first, second, cos, sin, half, HALF, PAIRS)
+            if factor is not None:
+                first, second = first * factor, second * factor
             first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
         if scales is not None:
             power = power_below(tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1)))
@@ -309,7 +311,7 @@ def _heads(
 
 @triton.jit
 def _forward(
-    qk, values, q, k, v, scales, cos, sin, q_weight, k_weight, rstd, eps, q_stride, k_stride,
+    qk, values, q, k, v, scales, cos, sin, query_factor, q_weight, k_weight, rstd, eps, q_stride, k_stride,
     H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, PAIRS: tl.constexpr, ROW: tl.constexpr, V_ROW: tl.constexpr,
     HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -324,6 +326,9 @@ def _forward(
     if PAIRS > 0:
         c = tl.load(cos + token * PAIRS + half, mask=half < PAIRS, other=0).to(tl.float32)[None, :]
         s = tl.load(sin + token * PAIRS + half, mask=half < PAIRS, other=0).to(tl.float32)[None, :]
+    factor = None
+    if query_factor is not None:
+        factor = tl.load(query_factor + token).to(tl.float32)
     qk += token * ROW
     rstd += token * (H + K)
     k_scales, v_scales = None, None
@@ -331,12 +336,12 @@ def _forward(
         scales += token
         k_scales = scales + H * tl.num_programs(0)
         v_scales = k_scales + K * tl.num_programs(0)
-    _heads(qk, q + token * q_stride, scales, q_weight, rstd, eps, c, s, half, H, HALF, PAIRS, BLOCK_H, NORM)
-    keys = qk + H * 2 * HALF
-    _heads(keys, k + token * k_stride, k_scales, k_weight, rstd + H, eps, c, s, half, K, HALF, PAIRS, BLOCK_H, NORM)
+    _heads(qk, q + token * q_stride, scales, q_weight, rstd, eps, c, s, factor, half, H, HALF, PAIRS, BLOCK_H, NORM)
+    qk += H * 2 * HALF
+    _heads(qk, k + token * k_stride, k_scales, k_weight, rstd + H, eps, c, s, None, half, K, HALF, PAIRS, BLOCK_H, NORM)
     if scales is not None:
         values += token * V_ROW
-        _heads(values, v + token * V_ROW, v_scales, k_weight, rstd, eps, c, s, half, K, HALF, 0, BLOCK_H, False)
+        _heads(values, v + token * V_ROW, v_scales, k_weight, rstd, eps, c, s, None, half, K, HALF, 0, BLOCK_H, False)
 
 
 @triton.jit
@@ -357,7 +362,8 @@ def _copy(
 
 @triton.jit
 def _heads_backward(
-    source, token_stride, head_stride, target, weight, rstd, cos, sin, totals, program, count, first_head, tokens,
+    source, token_stride, head_stride, target, weight, rstd, cos, sin, factor, totals,
+    program, count, first_head, tokens,
     COUNT: tl.constexpr, ROW: tl.constexpr, STATS: tl.constexpr, NORM: tl.constexpr, PAIRS: tl.constexpr,
     HALF: tl.constexpr, TOKENS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -387,6 +393,9 @@ def _heads_backward(
             c = tl.load(cos + start * PAIRS + angle, mask=tabled, other=0).to(tl.float32)
             s = tl.load(sin + start * PAIRS + angle, mask=tabled, other=0).to(tl.float32)
             first, second = _rotated(first, second, c, -s, half, HALF, PAIRS)
+            if factor is not None:
+                f = tl.load(factor + start + token, mask=inside, other=0).to(tl.float32)[:, None]
+                first, second = first * f, second * f
         if NORM:
             inverse = tl.load(rstd + start * STATS + (token * STATS + head), mask=inside, other=0)[:, None]
             normed_first = tl.load(place, mask=there, other=0).to(tl.float32) * inverse
@@ -405,7 +414,7 @@ def _heads_backward(
 
 @triton.jit
 def _backward(
-    dq, dk, dv, qkv, cos, sin, q_weight, k_weight, rstd, partials, tokens, count,
+    dq, dk, dv, qkv, cos, sin, query_factor, q_weight, k_weight, rstd, partials, tokens, count,
     dq_token, dq_head, dk_token, dk_head, dv_token, dv_head,
     H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, PAIRS: tl.constexpr, ROW: tl.constexpr,
     HALF: tl.constexpr, TOKENS: tl.constexpr, VALUES: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -428,7 +437,8 @@ def _backward(
     elif group < Q_GROUPS:
         totals += group * (4 * HALF)
         _heads_backward(
-            dq, dq_token, dq_head, qkv, q_weight, rstd, cos, sin, totals, program, count, group * BLOCK_H, tokens,
+            dq, dq_token, dq_head, qkv, q_weight, rstd, cos, sin, query_factor, totals,
+            program, count, group * BLOCK_H, tokens,
             H, ROW, H + K, NORM, PAIRS, HALF, TOKENS, BLOCK_H, BLOCK_C,
         )  # fmt: skip
         if NORM and group >= K_GROUPS:
@@ -438,7 +448,7 @@ def _backward(
         group -= Q_GROUPS
         totals += group * (4 * HALF) + 2 * HALF
         _heads_backward(
-            dk, dk_token, dk_head, qkv + H * 2 * HALF, k_weight, rstd + H, cos, sin, totals,
+            dk, dk_token, dk_head, qkv + H * 2 * HALF, k_weight, rstd + H, cos, sin, None, totals,
             program, count, group * BLOCK_H, tokens,
             K, ROW, H + K, NORM, PAIRS, HALF, TOKENS, BLOCK_H, BLOCK_C,
         )  # fmt: skip

@@ -34,6 +34,15 @@ class Rotary:
 
     inv_freq: tuple[float, ...]  # R / 2 frequencies, scaling applied
     factor: float = 1.0  # of the tables of cosines and sines, and so of queries and keys (YaRN)
+    growth: "QueryGrowth | None" = None  # a further factor of whole queries
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries at position p are multiplied by 1 + beta ln(1 + floor(p / context)), as in Llama 4 and Ministral 3."""
+
+    beta: float
+    context: float  # tokens
 
 
 @dataclass(frozen=True)
@@ -398,7 +407,8 @@ class ModelShape:
 
     units[0] is the embedding table, on the host; its parameter is named `embed`.
 
-    `layers` are the blocks in order; `head` comes after them. `config` is the checkpoint's config.json.
+    `layers` are the blocks in order; `head` comes after them. `config` is the checkpoint's config.json. Parts of
+    parameters are named by transformers' modules.
     """
 
     architecture: str
@@ -411,9 +421,30 @@ class ModelShape:
     vocab_size: int
     tied: bool
     carried: tuple[str, ...] = ()  # patterns of tensors of its checkpoints that training leaves out
+    stored_prefixes: tuple[tuple[str, str], ...] = ()  # of names: those of modules, and others in checkpoints
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The part of `config` that describes the text model: all of it, unless the model has other parts."""
+        return self.config["text_config"] if self.stored_prefixes else self.config
+
+    def module_name(self, name: str) -> str:
+        """The name among modules, which is used everywhere else, of a tensor in a checkpoint."""
+        for module, stored in self.stored_prefixes:
+            if name.startswith(stored):
+                return module + name.removeprefix(stored)
+        return name
+
+    def stored_name(self, name: str) -> str:
+        """The name in checkpoints that are written, of a tensor's name among modules."""
+        for module, stored in self.stored_prefixes:
+            if name.startswith(module):
+                return stored + name.removeprefix(module)
+        return name
 
     def carries(self, name: str) -> bool:
         """Whether training leaves out a checkpoint's tensor of this name."""
+        name = self.module_name(name)
         return any(fnmatchcase(name, pattern) for pattern in self.carried)
 
     @property

@@ -56,12 +56,14 @@ def rope(q_THC: Tensor, k_TKC: Tensor, rotation: Rotation | None) -> tuple[Tenso
     """Rotates (x[i], x[i + R/2]) of the first R columns by the angle of the tables [T, R/2]."""
     if rotation is None:
         return q_THC, k_TKC
-    return _rotate(q_THC, *rotation), _rotate(k_TKC, *rotation)
+    q, k = (_rotate(x, rotation.cos, rotation.sin) for x in (q_THC, k_TKC))
+    factor = rotation.query_factor
+    return (q if factor is None else (q * factor[:, None, None]).to(q.dtype)), k
 
 
 def rope_backward(dq_THC: Tensor, dk_TKC: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
     """The transposed rotation, which is the one by the opposite angle."""
-    return rope(dq_THC, dk_TKC, None if rotation is None else Rotation(rotation.cos, -rotation.sin))
+    return rope(dq_THC, dk_TKC, None if rotation is None else rotation._replace(sin=-rotation.sin))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.batch import Rotation
-from rptrain.models.spec import Rotary
+from rptrain.models.spec import QueryGrowth, Rotary
 
 YARN = ("factor", "original_max_position_embeddings")
 YARN_OPTIONS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 LARGEST = torch.finfo(torch.float32).max  # the largest number in a config
+GROWTH = "llama_4_scaling_beta"
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -21,18 +22,23 @@ class RotaryTables:
     """A model's rotary positions on a device, in float32 (float64 for float64 models)."""
 
     def __init__(self, rotaries: Sequence[Rotary], dtype: torch.dtype, device: torch.device) -> None:
-        self._rotaries = [(torch.tensor(each.inv_freq, dtype=dtype).to(device), each.factor) for each in rotaries]
+        self._rotaries = [(torch.tensor(each.inv_freq, dtype=dtype).to(device), each) for each in rotaries]
 
     def at(self, positions: Tensor) -> tuple[Rotation, ...]:
-        """The tables [T, R/2] of positions [T]."""
-        return tuple(tables(inv_freq, positions, factor) for inv_freq, factor in self._rotaries)
+        """The tables [T, R/2] and factors [T] of positions [T]."""
+        return tuple(tables(inv_freq, positions, rotary.factor, rotary.growth) for inv_freq, rotary in self._rotaries)
 
 
-def tables(inv_freq_R: Tensor, positions: Tensor, factor: float = 1.0) -> Rotation:
-    """cos and sin [T, R/2] of positions [T] in the frequencies' dtype, multiplied by `factor`."""
-    angles = positions.to(inv_freq_R.dtype).unsqueeze(1) * inv_freq_R
+def tables(inv_freq_R: Tensor, positions: Tensor, factor: float = 1.0, growth: QueryGrowth | None = None) -> Rotation:
+    """cos and sin [T, R/2] of positions [T] in the frequencies' dtype, multiplied by `factor`, and queries' factors."""
+    places = positions.to(inv_freq_R.dtype)
+    angles = places.unsqueeze(1) * inv_freq_R
     cos, sin = angles.cos(), angles.sin()
-    return Rotation(cos, sin) if factor == 1 else Rotation(cos * factor, sin * factor)
+    if factor != 1:
+        cos, sin = cos * factor, sin * factor
+    if growth is None:
+        return Rotation(cos, sin)
+    return Rotation(cos, sin, (places / growth.context).floor_().log1p_().mul_(growth.beta).add_(1))
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,8 +65,10 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def problems(rope: Mapping[str, Any], head_size: int, *, partial: bool = False) -> list[str]:
-    """The rotary settings that are not supported. `partial`: rotating a part of a head's columns is."""
+def problems(rope: Mapping[str, Any], head_size: int, *, partial: bool = False, growth: bool = False) -> list[str]:
+    """The rotary settings that are not supported. `partial`: rotating a part of a head's columns is. `growth`: queries
+    that grow with their positions are.
+    """
     if not rope:
         return ["rope_scaling or rope_parameters must be a JSON object"]
     if any(isinstance(value, Mapping) for value in rope.values()):
@@ -91,9 +99,22 @@ def problems(rope: Mapping[str, Any], head_size: int, *, partial: bool = False) 
             found.append(f"truncate of the rotary embedding must be true or false, not {rope['truncate']!r}")
         if not found and rope["rope_theta"] <= 1:
             found.append(f"rope_theta must be above 1 with rope type 'yarn', not {rope['rope_theta']!r}")
+    if rope.get(GROWTH) is not None:
+        found += _growth_problems(rope, allowed=growth)
     if rope["rope_type"] == "llama3" and not found and rope["low_freq_factor"] >= rope["high_freq_factor"]:
         found.append("low_freq_factor of the rotary embedding must be below high_freq_factor")
     return found
+
+
+def _growth_problems(rope: Mapping[str, Any], *, allowed: bool) -> list[str]:
+    if not allowed:
+        return [f"{GROWTH} of the rotary embedding is not supported in this architecture"]
+    keys = (GROWTH, "original_max_position_embeddings")
+    return [
+        f"{key} of the rotary embedding must be a positive number, not {shortened(rope.get(key))}"
+        for key in keys
+        if not _is_positive(rope.get(key))
+    ]
 
 
 def columns(rope: Mapping[str, Any], head_size: int) -> int:
@@ -103,7 +124,9 @@ def columns(rope: Mapping[str, Any], head_size: int) -> int:
 
 def rotary(rope: Mapping[str, Any], head_size: int) -> Rotary:
     """The rotary positions of these settings."""
-    return Rotary(inverse_frequencies(rope, columns(rope, head_size)), attention_factor(rope))
+    beta = rope.get(GROWTH)
+    growth = None if beta is None else QueryGrowth(float(beta), float(rope["original_max_position_embeddings"]))
+    return Rotary(inverse_frequencies(rope, columns(rope, head_size)), attention_factor(rope), growth)
 
 
 def inverse_frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[float, ...]:

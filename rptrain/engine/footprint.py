@@ -111,7 +111,8 @@ class StageMemories:
     @cached_property
     def _rotation(self) -> int:
         """Bytes per token of the tables of all rotary positions."""
-        return ROTATION * sum(len(rotary.inv_freq) for rotary in self._spec.rotaries)
+        rotaries = self._spec.rotaries
+        return ROTATION * sum(len(rotary.inv_freq) + (rotary.growth is not None) for rotary in rotaries)
 
     def _before(self, nbytes: Callable[[Unit], int]) -> list[int]:
         """The bytes of all layers before each one, and of all."""

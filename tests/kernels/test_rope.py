@@ -24,7 +24,7 @@ EPS = 1e-3
 class Inputs:
     """Tensors of a case; `exact` are the same in float64."""
 
-    def __init__(self, shape, norm, dtype, device):
+    def __init__(self, shape, norm, dtype, device, factor=False):
         tokens, heads, kv_heads, self.size, *rotated = shape
         size, self.kv_heads = self.size, kv_heads
         self.qkv = random((tokens, (heads + 2 * kv_heads) * size), dtype, device)
@@ -32,6 +32,8 @@ class Inputs:
         self.rotation = Rotation(1.25 * angles.cos(), 1.25 * angles.sin())  # with a factor, as YaRN has one
         if not angles.numel() and tokens:
             self.rotation = None
+        elif factor:
+            self.rotation = self.rotation._replace(query_factor=1.5 + random((tokens,), torch.float32, device, 6))
         sizes = (heads * size, kv_heads * size) if norm == "whole" else (size, size)
         weights = (random((width,), dtype, device, seed) for width, seed in zip(sizes, (2, 3), strict=True))
         self.norm = QKNorm(*weights, EPS, norm == "whole") if norm else None
@@ -44,7 +46,8 @@ class Inputs:
         wide.kv_heads, wide.size = self.kv_heads, self.size
         for name in ("qkv", "dq", "dk", "dv"):
             setattr(wide, name, getattr(self, name).double())
-        wide.rotation = self.rotation and Rotation(*(table.double() for table in self.rotation))
+        tables = [table if table is None else table.double() for table in self.rotation or ()]
+        wide.rotation = self.rotation and Rotation(*tables)
         wide.norm = self.norm and QKNorm(*exact(*self.norm[:2]), *self.norm[2:])
         return wide
 
@@ -135,6 +138,24 @@ def test_backward(shape, norm, dtype, device, monkeypatch) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
 
 
+@dtypes
+@pytest.mark.parametrize("shape", [(7, 3, 1, 32), (3, 20, 5, 256), (9, 6, 6, 10, 8)])
+@norms
+def test_a_factor_of_whole_queries(shape, norm, dtype, device) -> None:
+    case, plain = (Inputs(shape, norm, dtype, device, factor) for factor in (True, False))
+    *ours, rstd = case.forward(rope.qk_norm_rope_triton)
+    *oracle, _ = case.forward(reference.qk_norm_rope)
+    *theirs, wide_rstd = case.exact().forward(reference.qk_norm_rope)
+    *without, _ = plain.exact().forward(reference.qk_norm_rope)
+    for x, same, wide in zip(ours, oracle, theirs, strict=True):
+        no_worse(x, same, wide)
+    torch.testing.assert_close(theirs[0], without[0] * case.rotation.query_factor.double()[:, None, None])
+    assert all(torch.equal(x, same) for x, same in zip(theirs[1:], without[1:], strict=True))
+    found = case.backward(rope.qk_norm_rope_backward_triton, rstd)
+    expected = case.exact().backward(reference.qk_norm_rope_backward, wide_rstd)
+    no_worse(found[0], case.backward(reference.qk_norm_rope_backward, rstd)[0], expected[0])
+
+
 @pytest.mark.parametrize("norm", [False, True])
 def test_values_that_are_in_place_are_not_copied(norm, device, monkeypatch) -> None:
     case = Inputs((5, 4, 2, 256), norm, torch.float32, device)
@@ -172,7 +193,7 @@ def test_autograd_in_float64(norm) -> None:
     inputs = [x.requires_grad_() for x in (case.qkv, *(w for w in weights if w is not None))]
 
     def ours(qkv, q_weight=None, k_weight=None):
-        cos, sin = (table.double() for table in case.rotation)
+        cos, sin = case.rotation.cos.double(), case.rotation.sin.double()
         return QKNormRope.apply(qkv, cos, sin, case.kv_heads, case.size, q_weight, k_weight, EPS)
 
     assert torch.autograd.gradcheck(ours, inputs)

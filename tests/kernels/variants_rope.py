@@ -19,9 +19,16 @@ MODELS = {  # H, K, C, norms: Qwen3-1.7B, Qwen2.5-7B, Qwen3-32B, Llama-3.1-8B, G
 
 
 def forward(
-    kind: str, heads: int, kv_heads: int, size: int, norm: bool, half_sums: bool = False, rotated: float = 1.0
+    kind: str,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    norm: bool,
+    half_sums: bool = False,
+    rotated: float = 1.0,
+    factor: bool = False,
 ) -> Variant:
-    """`rotated`: the share of the columns that are."""
+    """`rotated`: the share of the columns that are. `factor`: whether queries have a factor for each token."""
     constants: dict[str, Any] = {"H": heads, "K": kv_heads, "NORM": norm, **rope._tile(heads, size)}
     constants |= {"PAIRS": int(rotated * size) // 2} | dict.fromkeys(("ROW", "V_ROW"), (heads + 2 * kv_heads) * size)
     signature = dict.fromkeys(("qk", "values", "q", "k", "v", "q_weight", "k_weight"), f"*{kind}")
@@ -30,12 +37,20 @@ def forward(
         signature |= dict.fromkeys(("q", "k", "v"), "*fp16") | {"scales": "*fp32"}
     else:
         constants["scales"] = None
+    _add_factor(signature, constants, factor)
     signature |= {"eps": "fp32", "q_stride": "i32", "k_stride": "i32"}
     return Variant(rope._forward, signature, constants, {"num_warps": constants.pop("num_warps")})
 
 
 def backward(
-    kind: str, heads: int, kv_heads: int, size: int, norm: bool, strided: bool = False, rotated: float = 1.0
+    kind: str,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    norm: bool,
+    strided: bool = False,
+    rotated: float = 1.0,
+    factor: bool = False,
 ) -> Variant:
     """Of contiguous gradients, which are read 8 or 16 bytes at a time, or of `strided` ones."""
     sizes, _ = rope._backward_sizes(heads, kv_heads, size, norm)
@@ -51,7 +66,15 @@ def backward(
         counts = {"q": heads, "k": kv_heads, "v": kv_heads}
         constants |= {f"d{x}_token": count * size for x, count in counts.items()}
         constants |= {f"d{x}_head": size for x in counts}
+    _add_factor(signature, constants, factor)
     return Variant(rope._backward, signature, constants, options)
+
+
+def _add_factor(signature: dict[str, str], constants: dict[str, Any], factor: bool) -> None:
+    if factor:
+        signature["query_factor"] = "*fp32"
+    else:
+        constants["query_factor"] = None
 
 
 VARIANTS = [
@@ -66,4 +89,5 @@ VARIANTS = [
     *(backward("fp32", *MODELS[name]) for name in ("small", "medium", "larger")),
     backward("bf16", *MODELS["qwen3-1.7b"], strided=True),
     *(make("bf16", *MODELS["qwen3-32b"], rotated=share) for make in (forward, backward) for share in (0.5, 0.0)),
+    *(make("bf16", *MODELS["llama-3.1-8b"], factor=True) for make in (forward, backward)),
 ]

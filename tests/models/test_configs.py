@@ -139,7 +139,7 @@ def test_yarn_is_that_of_transformers(settings, theta, head_size) -> None:
     assert rope.attention_factor(ours) == pytest.approx(theirs.attention_scaling, rel=1e-14)
     positions = torch.tensor([0, 1, 77, 4095])
     for table, expected in zip(
-        rope.tables(inv_freq, positions, rope.attention_factor(ours)),
+        rope.tables(inv_freq, positions, rope.attention_factor(ours))[:2],
         theirs(torch.ones(1), positions[None]),
         strict=True,
     ):
@@ -162,7 +162,7 @@ def test_plain_rope(spelled) -> None:
 
 def test_rope_tables_are_of_the_asked_precision() -> None:
     positions = torch.tensor([0, 1, 1000])
-    cos, sin = rope.tables(torch.tensor([1.0, 0.5], dtype=torch.float64), positions)
+    cos, sin, _ = rope.tables(torch.tensor([1.0, 0.5], dtype=torch.float64), positions)
     angles = positions.double()[:, None] * torch.tensor([1.0, 0.5], dtype=torch.float64)
     assert torch.equal(cos, angles.cos()) and torch.equal(sin, angles.sin())
     assert rope.tables(torch.ones(1), positions)[0].dtype == torch.float32

@@ -156,7 +156,7 @@ def test_work_of_experts_by_hand(architecture, fresh):
 
 
 def widened(mb):
-    return replace(mb, rotations=tuple(Rotation(*(table.double() for table in each)) for each in mb.rotations))
+    return replace(mb, rotations=tuple(Rotation(each.cos.double(), each.sin.double()) for each in mb.rotations))
 
 
 def cosine(a, b):
