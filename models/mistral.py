@@ -16,10 +16,13 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     filled = {**DEFAULTS, **config}
     found: list[str] = []
-    window = filled["sliding_window"]
-    if window is not None:
-        window = read_number(filled, "sliding_window", found)
-    if filled.get("layer_types"):
-        found.append("layer_types is not supported; a Mistral has the same attention in all layers")
+    window = read_window(filled, found)
     shape = read_shape(filled, unsupported=found)
     return decoder(ARCHITECTURE, config, shape, [window] * shape.layers)
+
+
+def read_window(config: Mapping[str, Any], found: list[str]) -> int | None:
+    """The window of attention in all layers, None for full attention; problems are added to `found`."""
+    if config.get("layer_types"):
+        found.append("layer_types is not supported; a Mistral has the same attention in all layers")
+    return None if config["sliding_window"] is None else read_number(config, "sliding_window", found)
