@@ -12,7 +12,9 @@ from rptrain.models import (
     granite,
     llama,
     minimax_m2,
+    ministral3,
     mistral,
+    mistral3,
     olmo3,
     phi3,
     qwen2,
@@ -22,6 +24,7 @@ from rptrain.models import (
     smollm3,
 )
 from rptrain.models.spec import ModelSpec
+from rptrain.models.text_tower import TextTower
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small, read_small_text
 from rptrain.utils.objects import unique_keys
@@ -39,6 +42,7 @@ BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     glm4_moe.ARCHITECTURE: glm4_moe.build,
     granite.ARCHITECTURE: granite.build,
     minimax_m2.ARCHITECTURE: minimax_m2.build,
+    ministral3.ARCHITECTURE: ministral3.build,
     olmo3.ARCHITECTURE: olmo3.build,
     phi3.ARCHITECTURE: phi3.build,
     seed_oss.ARCHITECTURE: seed_oss.build,
@@ -54,11 +58,14 @@ MODEL_TYPES = {
     "glm4_moe": glm4_moe.ARCHITECTURE,
     "granite": granite.ARCHITECTURE,
     "minimax_m2": minimax_m2.ARCHITECTURE,
+    "ministral3": ministral3.ARCHITECTURE,
     "olmo3": olmo3.ARCHITECTURE,
     "phi3": phi3.ARCHITECTURE,
     "seed_oss": seed_oss.ARCHITECTURE,
     "smollm3": smollm3.ARCHITECTURE,
+    "mistral3": mistral3.TOWER.architecture,
 }
+TOWERS: Mapping[str, TextTower] = {tower.architecture: tower for tower in (mistral3.TOWER,)}
 PRESETS = Path(__file__).parent / "presets"
 
 
@@ -109,13 +116,28 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a config.json, by `architectures` or else `model_type`. Raises UserError if it is unknown."""
+    architecture = _architecture(config)
+    if architecture in BUILDERS:
+        return BUILDERS[architecture](config)
+    if architecture in TOWERS:
+        tower = TOWERS[architecture]
+        return tower.around(build(tower.text_config(config)), config)
+    problem = f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
+    raise UserError(f"config.json: {problem}; supported are {', '.join(sorted([*BUILDERS, *TOWERS]))}")
+
+
+def text_only(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json of the text model alone; the same one if the model has no other parts."""
+    tower = TOWERS.get(_architecture(config))
+    return config if tower is None else tower.text_config(config)
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    """The name of the architecture; empty if there is none."""
     by_type = MODEL_TYPES.get(str(config.get("model_type")), config.get("model_type"))
     named = config.get("architectures") or [by_type]
-    architecture = named[0] if isinstance(named, list) else named
-    if isinstance(architecture, str) and architecture in BUILDERS:
-        return BUILDERS[architecture](config)
-    problem = f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
-    raise UserError(f"config.json: {problem}; supported are {', '.join(sorted(BUILDERS))}")
+    first = named[0] if isinstance(named, list) else named
+    return first if isinstance(first, str) else repr(first) if first else ""
 
 
 def cached() -> list[tuple[str, Path]]:

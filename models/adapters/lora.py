@@ -178,6 +178,8 @@ def adapted(spec: ModelSpec) -> list[str]:
 def target_names(spec: ModelSpec) -> list[str]:
     """The adapted modules as a list for PEFT, by suffixes of their names if these match no other module."""
     names = adapted(spec)
+    if spec.stored_prefixes:  # other parts of the model may have modules of these names
+        return names
     ends = {end(name): None for name in names}
     return names if any(end(name) in ends for name in {*modules(spec)} - {*names}) else list(ends)
 

@@ -29,7 +29,7 @@ def balanced(spec: ModelSpec, coefficient: float | None) -> ModelSpec:
     if coefficient and not count:
         raise UserError("train.router_aux_loss_coef needs a model with experts: this model has none")
     if coefficient is None and count:
-        coefficient = _asked(spec.config)
+        coefficient = _asked(spec.text_config)
     if not coefficient:
         return spec
     layers = (

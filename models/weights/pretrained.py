@@ -44,7 +44,7 @@ class WeightFiles:
 
     directory: Path
     tensors: Mapping[str, Stored]
-    carried: Mapping[str, Stored]  # tensors that training leaves out: models/weights/carried.py
+    carried: Mapping[str, Stored]  # those that training leaves out, by names in the files: models/weights/carried.py
     stamps: Mapping[Path, Stamp]  # stamps of its files, taken before their headers were read
 
 
@@ -91,10 +91,13 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     places = _places(spec)
     packed = {name for place in places.values() for name in place.packed}
     stored: dict[str, Stored] = {}
+    names: dict[str, str] = {}  # in the files
     stamps: dict[Path, Stamp] = {}
     for file in _files(directory):
         stamps[file] = Stamp.of(file)
-        for name, tensor in read_header(file, packed).items():
+        for stored_name, tensor in read_header(file, packed).items():
+            name = spec.module_name(stored_name)
+            names[name] = stored_name
             if name in stored:
                 raise UserError(f"{name} is in both {stored[name].file} and {file}: fetch the weights again")
             stored[name] = tensor
@@ -102,12 +105,12 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     wanted: dict[str, tuple[int, ...]] = {}
     for name, place in places.items():
         wanted |= place.packed if not stored.keys().isdisjoint(place.packed) else {name: place.shape}
-    missing = [f"{name} is missing" for name in wanted if name not in stored]
+    missing = [f"{spec.stored_name(name)} is missing" for name in wanted if name not in stored]
     rest = {name: tensor for name, tensor in stored.items() if name not in wanted and not _ignored(name, spec)}
     carried = {name: tensor for name, tensor in rest.items() if spec.carries(name)}
-    extra = [f"{name} is not part of the model" for name in rest if name not in carried]
+    extra = [f"{names.get(name, name)} is not part of the model" for name in rest if name not in carried]
     shapes = [
-        f"{name} has shape {list(stored[name].shape)}, not {list(shape)}"
+        f"{names.get(name, name)} has shape {list(stored[name].shape)}, not {list(shape)}"
         for name, shape in wanted.items()
         if name in stored and stored[name].shape != shape
     ]
@@ -115,6 +118,7 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     if problems := missing + extra + shapes + sorted(wide):
         shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
         raise UserError(f"the weights in {directory} do not fit its config.json:\n- " + "\n- ".join(shown))
+    carried = {names[name]: tensor for name, tensor in carried.items()}
     return WeightFiles(directory, {name: stored[name] for name in wanted}, carried, stamps)
 
 
@@ -238,7 +242,7 @@ def save(
     if old := sorted(path.name for path in directory.glob("*.safetensors*")):
         raise UserError(f"{directory} already holds weights ({old[0]}); save to another directory")
     places = _places(spec)
-    entries = {key: place.stored(dtype) for key, place in places.items()}
+    entries = {spec.stored_name(key): place.stored(dtype) for key, place in places.items()}
     entries |= {key: (stored.shape, stored.dtype) for key, stored in carried.tensors.items()}
     shards = list(_shards(entries, max_shard_bytes))
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
@@ -251,10 +255,17 @@ def save(
         total = sum(map(_nbytes, entries.values()))
         by_tensor = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
         _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": by_tensor})
-    config = {key: value for key, value in spec.config.items() if key not in ("torch_dtype", "quantization_config")}
-    config |= {"architectures": [spec.architecture], "dtype": str(dtype).removeprefix("torch.")}
-    _write_json(directory / "config.json", config)
+    _write_json(directory / "config.json", _config(spec, dtype))
     return check(directory, spec)
+
+
+def _config(spec: ModelShape, dtype: torch.dtype) -> dict[str, Any]:
+    """The config.json of the model in `dtype`."""
+    config = {key: value for key, value in spec.config.items() if key not in ("torch_dtype", "quantization_config")}
+    if spec.stored_prefixes:
+        text = {key: value for key, value in spec.text_config.items() if key not in ("torch_dtype", "dtype")}
+        config |= {"text_config": text, "tie_word_embeddings": spec.tied}
+    return config | {"architectures": [spec.architecture], "dtype": str(dtype).removeprefix("torch.")}
 
 
 def stored_bytes(spec: ModelShape, dtype: torch.dtype) -> int:

@@ -1,7 +1,9 @@
 """The files of a base model that every checkpoint and export includes: all but the weights."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import check_size, open_regular, read_small
@@ -15,6 +17,9 @@ TEMPLATE = "chat_template.jinja"
 PARSED = (
     "config.json",
     "generation_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "tekken.json",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer.model.v*",
@@ -36,16 +41,22 @@ LICENSES = ("LICENSE*", "NOTICE*")
 SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
-def base_files(model_dir: Path, chat_template: str | None = None) -> dict[str, bytes]:
+def base_files(
+    model_dir: Path, chat_template: str | None = None, config: Mapping[str, Any] | None = None
+) -> dict[str, bytes]:
     """The contents of the config, tokenizer, template and license files of a model directory, by name.
 
-    `chat_template` is Jinja text that replaces the model's own template. UserError if config.json is missing, or if
-    a file is larger than MAX_FILE.
+    `chat_template` is Jinja text that replaces the model's own template, `config` replaces its config. UserError if
+    config.json is missing, or if a file is larger than MAX_FILE.
     """
     if not (model_dir / "config.json").is_file():
         raise UserError(f"the base model's config.json is no longer in {model_dir}")
     files = {path.relative_to(model_dir).as_posix(): read_small(path, MAX_FILE) for path in base_paths(model_dir)}
-    return files if chat_template is None else files | {TEMPLATE: chat_template.encode()}
+    if chat_template is not None:
+        files[TEMPLATE] = chat_template.encode()
+    if config is not None:
+        files["config.json"] = json.dumps(config, indent=2).encode()
+    return files
 
 
 def check_base_files(model_dir: Path) -> None:

@@ -144,7 +144,8 @@ def _write(
             if name != "config.json":  # written with the weights: it names their dtype
                 aside.write(name, [content])
         if GENERATION not in base:
-            tokens = {key: spec.config[key] for key in SPECIAL_TOKENS if spec.config.get(key) is not None}
+            config = {**spec.config, **spec.text_config}
+            tokens = {key: config[key] for key in SPECIAL_TOKENS if config.get(key) is not None}
             aside.write_json(GENERATION, {"_from_model_config": True, **tokens})
         progress.begin("reading back")
         verify(aside.path, spec, carried)

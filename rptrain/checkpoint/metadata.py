@@ -92,6 +92,7 @@ class _Meta:
     data: str = ""
     model_dir: str = ""
     chat_template: str = ""
+    config: dict[str, Any] = MISSING
     applied: NonNegativeInt = 0
     validation: _Validation = MISSING
     loss_scale: _LossScale = MISSING

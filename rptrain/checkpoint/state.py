@@ -67,10 +67,10 @@ def save_state(
     `release` was called with its number. The units in `order` are written in this order.
 
     `meta` is JSON data that `load_state` returns again. `meta["model_dir"]` is the directory of the base model, whose
-    config, tokenizer and template are copied. `meta["chat_template"]` (Jinja text), if present, replaces the model's
-    template. An incomplete checkpoint of this step is renamed. No tensor is copied in memory. `checkpoints_dir` is
-    created, but not its parent. DiskFull if there is too little space. `proceed` is called before each piece is
-    written; an exception from it ends the save.
+    config, tokenizer and template are copied. `meta["chat_template"]` (Jinja text) and `meta["config"]`, if present,
+    replace the model's template and config. An incomplete checkpoint of this step is renamed. No tensor is copied in
+    memory. `checkpoints_dir` is created, but not its parent. DiskFull if there is too little space. `proceed` is called
+    before each piece is written; an exception from it ends the save.
 
     If several `processes` train the model, all call this at once. Each writes its part, and it returns in each once
     the checkpoint is complete. If one fails, none of them leaves a checkpoint; OtherFailed in the others.
@@ -79,7 +79,7 @@ def save_state(
     base: dict[str, bytes] = {}
     with processes.together():
         if processes.first:
-            base = base_files(Path(meta["model_dir"]), meta.get("chat_template"))
+            base = base_files(Path(meta["model_dir"]), meta.get("chat_template"), meta.get("config"))
             target.parent.mkdir(exist_ok=True)
             if os.path.lexists(target) and not is_of_kind(target, KIND):
                 set_aside(target)

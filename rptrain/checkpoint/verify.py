@@ -39,7 +39,7 @@ def verify(directory: Path, spec: ModelSpec | None = None, carried: Carried = NO
         raise UserError(f"{directory}: weights are {', '.join(sorted(found))}, config.json says {config.get('dtype')}")
     by_file: dict[Path, list[str]] = {}
     for name, stored in tensors.items():
-        by_file.setdefault(stored.file, []).append(name)
+        by_file.setdefault(stored.file, []).append(spec.stored_name(name))
     in_parallel(lambda file: _check_finite(file, by_file[file]), by_file, THREADS)
 
 

@@ -47,7 +47,7 @@ class Model(NamedTuple):
     @property
     def longest(self) -> int | None:
         """The most tokens of a prompt; None if the model does not say."""
-        positions = self.spec.config.get("max_position_embeddings")
+        positions = self.spec.text_config.get("max_position_embeddings")
         return EXTENDED * positions if isinstance(positions, int) else None
 
     @property
@@ -58,7 +58,7 @@ class Model(NamedTuple):
 
     def ends(self, tokenizer: Any) -> set[int]:
         """The token ids that end an answer, from the tokenizer and the config."""
-        named = self.spec.config.get("eos_token_id")
+        named = {**self.spec.config, **self.spec.text_config}.get("eos_token_id")
         ends = {*named} if isinstance(named, list) else {named}
         return {end for end in (*ends, tokenizer.eos_token_id) if end is not None}
 

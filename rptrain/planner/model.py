@@ -23,7 +23,10 @@ from rptrain.utils.errors import UserError
 def training_model(config: Config) -> tuple[Path, ModelSpec]:
     """The model's directory and spec. Raises UserError if there is none, or if [train] or [lora] does not fit it."""
     model_dir = registry.locate(config.model.path)
-    spec = balanced(registry.build(registry.read_config(model_dir)), config.train.router_aux_loss_coef)
+    described = registry.read_config(model_dir)
+    if not starts_from_files(config, model_dir):
+        described = registry.text_only(described)
+    spec = balanced(registry.build(described), config.train.router_aux_loss_coef)
     if config.adapters is not None:
         spec = with_base(with_lora(spec, lora_settings(config.adapters)), config.adapters.base)
     else:

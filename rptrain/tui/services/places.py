@@ -87,7 +87,12 @@ def _model(path: str, directory: Path, source: str) -> FoundModel:
         spec = registry.build(registry.read_config(directory))
     except UserError as error:
         return FoundModel(path, source, 0, str(error), weights)
-    return FoundModel(path, source, spec.num_parameters, spec.architecture.removesuffix("ForCausalLM"), weights)
+    return FoundModel(path, source, spec.num_parameters, _family(spec.architecture), weights)
+
+
+def _family(architecture: str) -> str:
+    """The architecture without the name of its task."""
+    return architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration")
 
 
 def _folders(places: Sequence[str]) -> Iterator[tuple[str, Path]]:

@@ -1,0 +1,63 @@
+"""Models with a text model and other parts, such as a vision tower. Only the text model is trained."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rptrain.models.spec import ModelSpec, Param
+from rptrain.utils.errors import UserError
+
+SHARED = ("dtype", "torch_dtype", "quantization_config", "bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class TextTower:
+    """An architecture whose config.json describes its text model in `text_config`."""
+
+    architecture: str
+    model_types: tuple[str, ...]  # of the text models; the first one is the default
+    # Prefixes of the text model's tensors: those of the text model alone, of modules, and in checkpoints. The last two
+    # may be used in checkpoints; exports have the last ones.
+    prefixes: tuple[tuple[str, str, str], ...]
+    carried: tuple[str, ...]  # patterns of the tensors of other parts
+
+    def text_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config.json of the text model alone. Raises UserError if it is not a text model of this architecture."""
+        nested = config.get("text_config")
+        if not isinstance(nested, Mapping):
+            raise UserError(f"config.json: text_config must be a JSON object: it describes the text model of {self}")
+        kind = nested.get("model_type") or self.model_types[0]
+        if kind not in self.model_types:
+            known = ", ".join(self.model_types)
+            raise UserError(f"config.json: text_config.model_type {kind!r} is not supported in {self}; {known} are")
+        shared = {key: config[key] for key in SHARED if nested.get(key) is None and config.get(key) is not None}
+        if nested.get("tie_word_embeddings") is None:
+            shared["tie_word_embeddings"] = config.get("tie_word_embeddings")
+        own = {key: value for key, value in nested.items() if key != "architectures"}
+        return {**own, **shared, "model_type": kind}
+
+    def around(self, text: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
+        """The text model with the names that its tensors have in the whole model of this config.json."""
+        units = tuple(replace(unit, params=tuple(self._renamed(param) for param in unit.params)) for unit in text.units)
+        return replace(
+            text,
+            architecture=self.architecture,
+            config=config,
+            units=units,
+            carried=(*map(self._module, text.carried), *self.carried),
+            stored_prefixes=tuple((module, stored) for _, module, stored in self.prefixes),
+        )
+
+    def _renamed(self, param: Param) -> Param:
+        parts = tuple(replace(part, key=self._module(part.key)) for part in param.parts)
+        stack = param.stack and replace(param.stack, key=self._module(param.stack.key))
+        return replace(param, parts=parts, stack=stack)
+
+    def _module(self, name: str) -> str:
+        for alone, module, _ in self.prefixes:
+            if name.startswith(alone):
+                return module + name.removeprefix(alone)
+        return name
+
+    def __str__(self) -> str:
+        return self.architecture
