@@ -199,7 +199,7 @@ def _tables(rotation: Rotation | None, qkv: Tensor) -> tuple[Tensor, Tensor, Ten
     if rotation is None:
         return qkv, qkv, None, 0
     assert all(table.is_contiguous() for table in rotation if table is not None)
-    return *rotation, rotation.cos.shape[1]
+    return rotation.cos, rotation.sin, rotation.query_factor, rotation.cos.shape[1]
 
 
 def _tile(heads: int, size: int) -> dict[str, Any]:

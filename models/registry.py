@@ -123,6 +123,9 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
         tower = TOWERS[architecture]
         return tower.around(build(tower.text_config(config)), config)
     problem = f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
+    nested = config.get("text_config")
+    if "kv_lora_rank" in {**config, **(nested if isinstance(nested, Mapping) else {})}:
+        problem += ", nor is its multi-head latent attention"
     raise UserError(f"config.json: {problem}; supported are {', '.join(sorted([*BUILDERS, *TOWERS]))}")
 
 

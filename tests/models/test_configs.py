@@ -330,14 +330,50 @@ def test_defaults_of_mistral() -> None:
 
 
 def test_every_architecture_is_compared_with_transformers_and_in_the_readme() -> None:
-    assert {variant["model_type"] for variant in VARIANTS.values()} == registry.MODEL_TYPES.keys()
-    assert set(registry.MODEL_TYPES.values()) == registry.BUILDERS.keys()
+    compared = {variant["model_type"] for variant in VARIANTS.values()}
+    assert {registry.MODEL_TYPES[kind] for kind in compared} == registry.BUILDERS.keys()
+    known = {*registry.BUILDERS, *registry.TOWERS}  # tests/train/test_text_towers.py compares the latter
+    assert {*registry.MODEL_TYPES.values()} == known
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     section = readme.split("## Supported models\n")[1].split("\n## ")[0]
     guide = (Path(__file__).parents[2] / "docs/guide/models.md").read_text(encoding="utf-8")
     for table in (section, guide):
-        assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == registry.BUILDERS.keys()
+        assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == known
     assert [preset for preset in registry.presets() if f"`{preset}`" not in guide] == []
+
+
+TOWER = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+
+
+def test_the_text_model_of_a_larger_one() -> None:
+    """Settings of the whole model count where text_config leaves them out."""
+    text = {key: value for key, value in MISTRAL.items() if key != "architectures"}
+    whole = {**TOWER, "dtype": "bfloat16", "tie_word_embeddings": True, "text_config": text}
+    spec = registry.build(whole)
+    assert (spec.architecture, spec.tied, spec.text_config) == ("Mistral3ForConditionalGeneration", True, text)
+    assert registry.text_only(whole) == {
+        **text,
+        "dtype": "bfloat16",
+        "tie_word_embeddings": True,
+        "model_type": "mistral",
+    }
+    assert registry.text_only(text) == text
+    assert not registry.build({**whole, "text_config": {**text, "tie_word_embeddings": False}}).tied
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (TOWER, "text_config must be a JSON object"),
+        ({**TOWER, "text_config": {"model_type": "pixtral"}}, "'pixtral' is not supported in Mistral3"),
+        ({**TOWER, "text_config": {**MISTRAL, "hidden_act": "gelu"}}, "hidden_act 'gelu' is not supported"),
+        ({**TOWER, "text_config": MISTRAL, "quantization_config": {"quant_method": "fp8"}}, "weights are quantized"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}, "nor is its multi-head latent attention"),
+    ],
+)
+def test_text_models_that_are_refused(config, words) -> None:
+    with pytest.raises(UserError, match=words):
+        registry.build(config)
 
 
 def test_all_problems_at_once() -> None:

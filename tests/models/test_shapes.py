@@ -45,6 +45,8 @@ PRESETS = {
     "glm-4.5-air": 106_852_251_264,
     "glm-4.6": 352_797_829_024,
     "phi-4": 14_659_507_200,
+    "ministral-3-8b": 8_489_553_920,
+    "mistral-small-24b": 23_572_403_200,
     "minimax-m2": 228_689_764_864,
 }
 variants = pytest.mark.parametrize("variant", VARIANTS)

@@ -65,6 +65,11 @@ MODELS = {
         "sliding_window": 6,
     },
     "mistral": {"architectures": ["MistralForCausalLM"], "tie_word_embeddings": False, "sliding_window": 4},
+    "ministral3": {
+        "architectures": ["Ministral3ForCausalLM"],
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_theta": 1e4, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.4},
+    },
     "qwen2": {
         "architectures": ["Qwen2ForCausalLM"],
         "tie_word_embeddings": True,
