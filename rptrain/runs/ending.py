@@ -10,6 +10,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
 EARLY = ("failed", "dead")
+VMSTAT = Path("/proc/vmstat")  # counters of the kernel
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,28 @@ def ending_of(view: RunView, code: int | None = None) -> Ending | None:
     saved = _saved_step(view.path)
     cause = view.failure or _death(view, code)
     return Ending(cause, view.last_seen, saved, max(view.step - saved, 0))
+
+
+def start_failure(code: int, kills: int) -> str:
+    """What ended a trainer before its first record, if it gave no reason. `code` as in `ending_of`; `kills`: the
+    `memory_kills` when it was started.
+    """
+    if code >= 0:
+        return f"exit status {code}"
+    if code != -signal.SIGKILL:
+        return f"the trainer was ended by {_signal_name(-code)} while starting"
+    killed = "the trainer was killed (SIGKILL) while starting"
+    ran_out = memory_kills() > kills
+    return f"{killed}, for example by the kernel because host memory ran out" if ran_out else killed
+
+
+def memory_kills() -> int:
+    """How many processes of this machine the kernel has killed because memory ran out; 0 if it does not count them."""
+    try:
+        counts = dict(line.split() for line in VMSTAT.read_text().splitlines())
+    except OSError:
+        return 0
+    return int(counts.get("oom_kill", 0))
 
 
 def _saved_step(path: Path) -> int:

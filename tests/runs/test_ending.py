@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rptrain.checkpoint.atomic_dir import MANIFEST
-from rptrain.runs.ending import ending_of
+from rptrain.runs.ending import ending_of, start_failure
 from rptrain.runs.process import ProcessId
 from rptrain.runs.view import RunView
 
@@ -75,3 +75,11 @@ def test_a_machine_that_was_restarted_and_another_one(tmp_path: Path):
     since = dead(tmp_path / "since", process=replace(own, birth=f"{own.birth.partition('/')[0]}/0"))
     assert "was ended without a last record" in since
     assert "The trainer on node-7" in dead(tmp_path / "far", process=ProcessId("node-7", 1, ""))
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [(7, "exit status 7"), (-signal.SIGTERM, "the trainer was ended by SIGTERM while starting")],
+)
+def test_a_trainer_that_ended_while_starting(code: int, cause: str):
+    assert start_failure(code, 0) == cause

@@ -54,6 +54,25 @@ async def test_a_failed_start_for_another_reason_leads_back_to_new_run(
 
 
 @driven
+async def test_a_trainer_that_is_killed_while_starting_is_named_so(
+    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "echo reading the data; kill -9 $$"))
+    monkeypatch.setattr("rptrain.runs.ending.VMSTAT", vmstat := tmp_path / "vmstat")
+    vmstat.write_text("pgfault 7\noom_kill 3\n")
+    killed = "✗ Training failed to start: the trainer was killed (SIGKILL) while starting"
+    app = make()
+    async with app.run_test(size=(200, 50)) as pilot:
+        await until(pilot, lambda: "fits" in screen_text(app))
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: killed in screen_text(app))
+        assert "memory ran out" not in screen_text(app)
+        vmstat.write_text("pgfault 8\noom_kill 4\n")
+        ran_out = f"{killed}, for example by the kernel because host memory ran out"
+        await until(pilot, lambda: ran_out in screen_text(app))
+
+
+@driven
 async def test_a_dead_run_says_what_is_lost_and_how_to_resume(
     make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

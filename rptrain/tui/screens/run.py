@@ -25,7 +25,7 @@ from rptrain.tui.screens.exporting import export_run
 from rptrain.tui.services.fields import schema_name
 from rptrain.tui.services.launch import Launched, log_of
 from rptrain.tui.services.replay import Replay
-from rptrain.tui.services.start_errors import error_of, first_line, setting_of
+from rptrain.tui.services.start_errors import first_line, setting_of, start_error
 from rptrain.tui.widgets.banner import Banner
 from rptrain.tui.widgets.curves import Curves
 from rptrain.tui.widgets.key_bar import KeyBar
@@ -283,7 +283,7 @@ class RunScreen(Screen[None]):
         launched = self._launched
         if launched is None or launched.running or (self._view is not None and not self._beginning):
             return None
-        return error_of(launched.said()) or f"exit status {launched.process.returncode}"
+        return start_error(launched)
 
     def _to_correct(self, error: str) -> str | None:
         return setting_of(error, self._shared.draft.shown)

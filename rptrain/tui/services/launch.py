@@ -15,6 +15,7 @@ from typing import BinaryIO
 import tomlkit
 
 from rptrain.checkpoint.atomic_dir import beside
+from rptrain.runs.ending import memory_kills
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.tail import end_of
 from rptrain.utils.errors import UserError
@@ -41,6 +42,7 @@ class Launched:
     began: float = field(default_factory=time.time)  # Unix seconds
     fresh: bool = False  # a new run, not one that is resumed
     noticed: bool = False  # that it has ended
+    kills: int = field(default_factory=memory_kills)  # when it was started
 
     @property
     def running(self) -> bool:

@@ -4,7 +4,9 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import count, takewhile
 
+from rptrain.runs.ending import start_failure
 from rptrain.tui.services.fields import ALL, field_of
+from rptrain.tui.services.launch import Launched
 
 _CONTINUES = re.compile(r"\s|- |… and ")  # the beginning of a line that belongs to the one before it
 _KEYS = {key: key for key in ALL} | {field.name: key for key, field in ALL.items()}
@@ -17,6 +19,12 @@ def error_of(output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
     start = next((n for n in reversed(range(len(lines))) if not _CONTINUES.match(lines[n])), 0)
     return "\n".join(line.strip() for line in lines[start:])
+
+
+def start_error(launched: Launched) -> str:
+    """Why a trainer that was started here ended before its first record. What it said is no reason if it was killed."""
+    code = launched.process.returncode
+    return ("" if code < 0 else error_of(launched.said())) or start_failure(code, launched.kills)
 
 
 def first_line(error: str) -> str:
