@@ -12,6 +12,7 @@ from rptrain.config.resolve import resolve
 from rptrain.config.schema import keys
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import Dialog
+from rptrain.tui.screens.draft_file import invalid_values
 from rptrain.tui.screens.picker import MAX_ITEMS, Item, Picker, Question
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.services import heavy, launch, places
@@ -111,6 +112,22 @@ async def test_a_start_beside_an_invalid_value_says_which_one_and_leads_to_it(ma
         await until(pilot, lambda: "not started: max steps (train.max_steps) must be a whole number" in notified(app))
         await until(pilot, lambda: app.focused is app.screen.query_one("#train-max_steps"))
         assert "fits" not in notified(app)
+
+
+@driven
+async def test_an_invalid_value_is_saved_and_named(make: Made, tmp_path: Path):
+    async with make().run_test(size=(120, 36), notifications=True) as pilot:
+        await ready(pilot)
+        await type_over(pilot, "x", "#train-max_steps")
+        await press_until(pilot, "ctrl+s", lambda: "saved to" in notified(pilot.app))
+        named = "the value of max steps (train.max_steps) is invalid and saved as written"
+        assert notified(pilot.app) == f"saved to rptrain.toml; {named}" and 'max_steps = "x"' in written(tmp_path)
+
+
+def test_every_invalid_value_is_named():
+    assert invalid_values(["train.max_steps", "data.train.0.path", "seed"]) == (
+        "the values of max steps (train.max_steps), data (data.train.0.path) and seed are invalid and saved as written"
+    )
 
 
 @driven

@@ -1,5 +1,6 @@
 """Opens and saves the file of New run, and takes the settings of a run, with the questions that these need."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rptrain.tui.screens.dialog import ask
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.edits import Edits
 from rptrain.tui.services.launch import free_file, free_name
+from rptrain.tui.services.setting_text import with_labels
 from rptrain.utils.errors import UserError
 
 
@@ -48,3 +50,20 @@ async def save(screen: Screen[Any], edits: Edits) -> bool:
         screen.notify(str(error), severity="error")
         return False
     return True
+
+
+def tell_saved(screen: Screen[Any], edits: Edits) -> None:
+    """Says that a draft was saved, and which of its values are invalid."""
+    saved = f"saved to {edits.draft.path}"
+    if edits.invalid:
+        screen.notify(f"{saved}; {invalid_values(edits.invalid)}", severity="warning")
+    else:
+        screen.notify(saved)
+
+
+def invalid_values(keys: Iterable[str]) -> str:
+    """Names the settings with these keys, whose values are invalid."""
+    *others, last = map(with_labels, keys)
+    if not others:
+        return f"the value of {last} is invalid and saved as written"
+    return f"the values of {', '.join(others)} and {last} are invalid and saved as written"

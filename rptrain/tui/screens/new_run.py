@@ -338,11 +338,13 @@ class NewRun(Screen[None]):
     @until_closed
     async def action_save(self) -> None:
         if await self._save():
-            self.notify(f"saved to {self._draft.path}")
+            draft_file.tell_saved(self, self._edits)
 
     async def _save(self) -> bool:
         """Saves the draft; asks first if the file has changed on disk. Returns whether it was saved."""
         self._take()
+        if self._panel.busy:
+            self._edits.check()
         if not await draft_file.save(self, self._edits):
             return False
         self._shared.unsaved = False
@@ -479,7 +481,7 @@ class NewRun(Screen[None]):
             saved = await self._save()
         if saved:
             self._changed()
-            self.notify(f"saved to {path}")
+            draft_file.tell_saved(self, self._edits)
 
     @work
     @until_closed
