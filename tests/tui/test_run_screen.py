@@ -12,16 +12,19 @@ from textual.widgets import Button
 
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.view import RunView
+from rptrain.runs.view_values import Checkpoint
 from rptrain.tui.app import RptrainApp
 from rptrain.tui.screens.run import PAUSE, RunScreen
 from rptrain.tui.services import launch
 from rptrain.tui.widgets.lanes import Lanes
 from rptrain.tui.widgets.log_panel import LogPanel
 from rptrain.tui.widgets.plot import POINTS, Plot
+from rptrain.tui.widgets.run_head import RunHead
 
 from ..run_tools import PATIENCE
 from .conftest import (
     Made,
+    Page,
     driven,
     notified,
     press_until,
@@ -215,6 +218,17 @@ async def test_a_run_that_ended_is_not_commanded_but_resumed(make: Made, tmp_pat
 
 
 @driven
+async def test_the_head_of_a_resumed_run_fits_into_60_columns(tmp_path: Path):
+    view = RunView(make_run(tmp_path, steps=2, end="stopped", alive=False))
+    view.checkpoints.append(Checkpoint(BEGAN, 1_000_000, "checkpoints/checkpoint-1000000"))
+    head = RunHead()
+    async with Page(head).run_test(size=(58, 4)) as pilot:  # without the padding
+        head.show(view, "starting")
+        await pilot.pause()
+        assert widget_text(head).splitlines()[1] == "resumes from step 1,000,000; numbers after its first steps"
+
+
+@driven
 async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, monkeypatch):
     run = make_run(tmp_path / "runs", end="stopped", alive=False)
     (run / launch.LOG).write_text("of the first time\n")
@@ -227,7 +241,7 @@ async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, 
         await pilot.press("r")
         await until(pilot, lambda: "the trainer is starting" in screen_text(app))
         await until(pilot, lambda: "… starting" in screen_text(app) and "stopped" not in screen_text(app))
-        await until(pilot, lambda: "is starting and resumes from step 400" in screen_text(app))
+        await until(pilot, lambda: "resumes from step 400; numbers after its first steps" in screen_text(app))
         assert "took" not in screen_text(app) and "of peak speed" not in screen_text(app), (
             "numbers of the process before"
         )

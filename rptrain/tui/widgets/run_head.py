@@ -104,8 +104,9 @@ class RunHead(LineWidget):
 
 def _start(view: RunView) -> Content:
     """In place of the numbers of the process before."""
-    saved = f" and resumes from step {view.checkpoints[-1].step:,}" if view.checkpoints else ""
-    return Content.styled(f"the trainer is starting{saved}: numbers follow after its first steps", "$muted")
+    numbers = "numbers after its first steps"
+    text = f"resumes from step {view.checkpoints[-1].step:,}; {numbers}" if view.checkpoints else numbers
+    return Content.styled(text, "$muted")
 
 
 def _learning_rate(view: RunView) -> str:
