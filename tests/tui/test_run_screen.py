@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from textual.events import MouseScrollDown
 from textual.widgets import Button
+from textual.widgets._toast import Toast
 
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.view import RunView
@@ -16,10 +17,12 @@ from rptrain.runs.view_values import Checkpoint
 from rptrain.tui.app import RptrainApp
 from rptrain.tui.screens.run import PAUSE, RunScreen
 from rptrain.tui.services import launch
+from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.lanes import Lanes
 from rptrain.tui.widgets.log_panel import LogPanel
 from rptrain.tui.widgets.plot import POINTS, Plot
 from rptrain.tui.widgets.run_head import RunHead
+from rptrain.tui.widgets.top_bar import TopBar
 
 from ..run_tools import PATIENCE
 from .conftest import (
@@ -226,6 +229,16 @@ async def test_the_head_of_a_resumed_run_fits_into_60_columns(tmp_path: Path):
         head.show(view, "starting")
         await pilot.pause()
         assert widget_text(head).splitlines()[1] == "resumes from step 1,000,000; numbers after its first steps"
+
+
+@driven
+async def test_a_notice_covers_neither_the_head_nor_the_log_nor_the_keys(make: Made, tmp_path: Path):
+    async with make(attach=make_run(tmp_path / "runs")).run_test(size=(80, 24), notifications=True) as pilot:
+        screen = await opened(pilot)
+        pilot.app.notify("saving after this step " * 4, timeout=PATIENCE)
+        await until(pilot, lambda: bool(screen.query(Toast)) and screen.query_one(Toast).region.height > 1)
+        covered = screen.query_one(Toast).region
+        assert not any(covered.overlaps(screen.query_one(part).region) for part in (TopBar, RunHead, LogPanel, KeyBar))
 
 
 @driven
