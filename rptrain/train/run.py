@@ -74,7 +74,9 @@ def _trainer(begun: Begun, group: Group, progress: ProgressDisplay, watchdog: Wa
     """Open everything that a run needs beside the engine. The stack closes it, after the end of the run is recorded."""
     run, records, log, end = begun.run, begun.records, begun.log, begun.end
     emit = partial(record, log, progress)
-    watched = Watched(records.path, records.events_path, emit, log.check, end.record, lambda: run.saved_step)
+    watched = Watched(
+        records.path, records.events_path, emit, log.check, end.record, lambda: run.saved_step, end.how_to_resume
+    )
     stack.enter_context(watchdog.watching(watched))
     log.listen(watchdog.hear)
     job, measure = with_recorded_times(begun.job, records.path)

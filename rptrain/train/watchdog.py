@@ -44,7 +44,7 @@ class Watched:
     """A run: where to report a stall, and how to record the end of the run.
 
     `check` raises RunDeleted if the folder was deleted. `fail` writes the last record. `saved` returns the step of the
-    last checkpoint, 0 without one.
+    last checkpoint, 0 without one. `how_to_resume` returns a sentence that names the checkpoint and the command.
     """
 
     folder: Path
@@ -53,6 +53,7 @@ class Watched:
     check: Callable[[], None]
     fail: Callable[[BaseException], object]
     saved: Callable[[], int]
+    how_to_resume: Callable[[], str]
 
 
 class Watchdog:
@@ -118,7 +119,7 @@ class Watchdog:
         progressed()
 
     def hear(self, event: Event) -> None:
-        """A listener of the run's records: the record of a third signal names the step of the last checkpoint."""
+        """A listener of the run's records: the message and the record of a third signal name the last checkpoint."""
         if isinstance(event, CheckpointSaved):
             with self._changed:
                 self._apply()
@@ -197,12 +198,15 @@ class Watchdog:
         if self._native is None:
             return
         stalled = interrupted = None
+        message = f"{self._cursor}interrupted"
+        if self._run is not None and self._code in (None, INTERRUPTED):
+            message += f"\n{self._run.how_to_resume()}"
         if self._run is not None and self._code is None:
             stalled = last_record(self._run.events, Failed(self._message()))
             interrupted = last_record(self._run.events, Stopped(self._run.saved(), "signal"))
         code = 1 if self._code is None else self._code
         self._native.prepare(Ending.STALLED, code, self._cursor + self._message(), stalled)
-        self._native.prepare(Ending.INTERRUPTED, INTERRUPTED, f"{self._cursor}interrupted", interrupted)
+        self._native.prepare(Ending.INTERRUPTED, INTERRUPTED, message, interrupted)
         self._native.limit(self._limit + GRACE if self._limit and self._ends else 0)
 
     # ---- the thread

@@ -23,7 +23,7 @@ from rptrain.utils.native_watchdog import NativeWatchdog
 from .. import run_tools as tools
 
 STALLED = """
-import ctypes, sys, time
+import ctypes, signal, sys, time
 from pathlib import Path
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.signals import PROCESS
@@ -43,7 +43,7 @@ folder = Path(sys.argv[1])
 log = EventLog(folder / "events.jsonl")
 with Watchdog(PROCESS.native, ends_process=True) as dog:
     fail = lambda error: print(error, flush=True)
-    run = Watched(folder, folder / "events.jsonl", log.write, log.check, fail, lambda: 7)
+    run = Watched(folder, folder / "events.jsonl", log.write, log.check, fail, lambda: 7, lambda: "resume from 7")
     with dog.watching(run), dog.doing("saving"):
         dog.configure(0.3, "{action}")
         {body}
@@ -92,6 +92,15 @@ def test_a_process_whose_lock_is_held_is_ended_with_a_record(tmp_path):
 def test_a_report_that_hangs_does_not_keep_the_process(tmp_path):
     code, _, err = stalled(tmp_path, "dog._text = lambda waiting: time.sleep(1000); time.sleep(1000)", grace=0.5)
     assert code == 1 and "the process was ended" in err and isinstance(last(tmp_path), events.Failed)
+
+
+@needs_compiler
+def test_the_third_signal_names_the_last_checkpoint_and_how_to_resume(tmp_path):
+    body = "PROCESS.close(); [signal.raise_signal(signal.SIGINT) for _ in range(3)]; time.sleep(1000)"
+    code, out, err = stalled(tmp_path, body, action="report")
+    assert (code, out) == (130, "") and err.endswith("\ninterrupted\nresume from 7\n")
+    told = last(tmp_path)
+    assert isinstance(told, events.Stopped) and told.step == 7
 
 
 def test_without_a_compiler_stacks_are_shown_and_the_process_ends_without_a_record(tmp_path):
@@ -163,7 +172,7 @@ def test_a_stream_is_left_alone_while_it_is_captured():
 
 
 def watched(folder: Path, told: list[events.Event], check: Callable[[], None] = lambda: None) -> Watched:
-    return Watched(folder, folder / "events.jsonl", told.append, check, lambda error: None, lambda: 0)
+    return Watched(folder, folder / "events.jsonl", told.append, check, lambda error: None, lambda: 0, str)
 
 
 def test_each_stall_is_told_once(tmp_path, monkeypatch):
