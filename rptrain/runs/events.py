@@ -5,13 +5,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from time import time as now
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
+from rptrain.runs.event import Event, Severity
 from rptrain.runs.loss_change import finished_sentence
-from rptrain.runs.records import Bool, Float, Int, UnixTime, known_fields
+from rptrain.runs.records import Bool, Float, Int, known_fields
+from rptrain.runs.resume_events import CheckpointDamaged, LossDiffers, LossesRepeated, Resumed
 from rptrain.runs.timeline import Schedule
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
@@ -21,20 +22,6 @@ from rptrain.utils.units import format_bytes, format_loss, format_score
 SHOWN_ROWS = 8  # rows of the data that a sentence lists
 SCHEMA = 1  # of every record; within a schema, changes only add records, or fields at the end of a record
 VALIDATION_LOSS = "loss"  # the name of an evaluation
-
-Severity = Literal["info", "warning", "error"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """A record: a line of JSON with `schema`, `event` (the name) and the fields. NaN and infinities become null."""
-
-    time: UnixTime = field(default_factory=now)
-    severity: ClassVar[Severity] = "info"
-
-    def sentence(self) -> str | None:
-        """The message for a log or a terminal; None if the event has none."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -347,30 +334,6 @@ class ProcessSlow(Event):
 
 
 @dataclass(frozen=True)
-class Resumed(Event):
-    """Training continues after `step`. Earlier records of later steps are void."""
-
-    step: Int
-    path: str
-
-    def sentence(self) -> str:
-        return f"resumed from {self.path}, step {self.step}"
-
-
-@dataclass(frozen=True)
-class CheckpointDamaged(Event):
-    """A checkpoint that was to be loaded is damaged, and another one is used."""
-
-    path: str
-    message: str
-
-    severity: ClassVar[Severity] = "warning"
-
-    def sentence(self) -> str:
-        return f"{self.message}: using another checkpoint"
-
-
-@dataclass(frozen=True)
 class BestLoaded(Event):
     """The model is that of the checkpoint after `step`, which has the lowest validation loss."""
 
@@ -426,6 +389,8 @@ EVENTS: dict[str, type[Event]] = {
     "memory_low": MemoryLow,
     "process_slow": ProcessSlow,
     "resumed": Resumed,
+    "losses_repeated": LossesRepeated,
+    "loss_differs": LossDiffers,
     "best_loaded": BestLoaded,
     "finished": Finished,
     "failed": Failed,

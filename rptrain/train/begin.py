@@ -40,7 +40,7 @@ LOOK = 0.1  # seconds between two looks for it
 class Begun:
     """A run that was begun or resumed. `records`: where this process keeps its events. `end` writes the last one.
 
-    `trained`: the seconds that earlier processes trained it, up to their last record.
+    `earlier`: what earlier processes recorded of it.
     """
 
     run: RunDir
@@ -49,7 +49,7 @@ class Begun:
     job: Job
     log: EventLog
     end: RunEnd
-    trained: float
+    earlier: RunView
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def begin_run(prepared: Prepared, group: Group, watchdog: Watchdog, stack: ExitS
     if group.kept is not None:
         group.kept.set(RUN, str(run.path.absolute()))
     end = RunEnd(run, log, watchdog, alone=group.peers is None)
-    return Begun(run, run, checkpoint, prepared.job, log, end, RunView(run.path).trained)
+    return Begun(run, run, checkpoint, prepared.job, log, end, RunView(run.path))
 
 
 def share(
@@ -136,11 +136,13 @@ def _join(
     records.path.mkdir(mode=0o700, exist_ok=True)
     log = stack.enter_context(EventLog(records.events_path))
     end = RunEnd(run, log, watchdog, alone=False)
-    return Begun(run, records, checkpoint, job, log, end, RunView(records.path).trained)
+    return Begun(run, records, checkpoint, job, log, end, RunView(records.path))
 
 
 def record_start(log: EventLog, job: Job, processes: int, trained: float) -> None:
-    """Record what this process trains, and how many processes do so together. `trained`: see Begun."""
+    """Record what this process trains, and how many processes do so together. `trained`: the seconds that
+    earlier processes trained it, up to their last record.
+    """
     process = ProcessId.of(os.getpid())
     model, parameters = job.config.model.path, job.spec.num_parameters
     log.write(events.RunStarted(job.config.digest, rptrain.__version__, job.devices, model, parameters, trained))

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rptrain.runs.event_log import EventLog
-from rptrain.runs.events import BestLoaded, Event, Step
+from rptrain.runs.events import BestLoaded, Event, LossesRepeated, Resumed, Step
 from rptrain.runs.lanes import Phase
 from rptrain.runs.loss_change import finished_sentence
 from rptrain.runs.pace import REPORTS, SHORTEST
@@ -18,6 +18,8 @@ from rptrain.runs.view import RunView
 from rptrain.utils.console import TerminalBar
 from rptrain.utils.text import printable
 from rptrain.utils.units import format_duration, format_loss, format_rate
+
+TOLD = (BestLoaded, Resumed, LossesRepeated)
 
 
 class ProgressDisplay(TerminalBar):
@@ -81,9 +83,9 @@ class ProgressDisplay(TerminalBar):
 
 
 def record(log: EventLog, progress: ProgressDisplay, event: Event) -> None:
-    """Writes a record. Prints its sentence if it is a warning or an error, or names the best checkpoint."""
+    """Writes a record. Prints its sentence if it is a warning or an error, or one of TOLD."""
     log.write(event)
-    if (sentence := event.sentence()) and (event.severity != "info" or isinstance(event, BestLoaded)):
+    if (sentence := event.sentence()) and (event.severity != "info" or isinstance(event, TOLD)):
         progress.note(sentence)
 
 

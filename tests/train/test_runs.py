@@ -73,6 +73,8 @@ def test_killed_twice_and_resumed(folder, trainers, undisturbed, update, dtype):
     assert trainers.train(folder, *kind, *EVERY_TWO, event=6) == -signal.SIGKILL
     run = tools.train_here(folder, *kind, *EVERY_TWO)
     assert [event.step for event in tools.events(run, events.Resumed)] == [2, 4]
+    repeated = [(event.first, event.last) for event in tools.events(run, events.LossesRepeated)]
+    assert repeated == [(5, 5)]  # steps 3 and 6 were not recorded
     check_same(run, undisturbed(*kind))
     losses = [loss for loss, _, _ in tools.steps(run).values()]
     assert len(set(losses)) == 6 and losses[-1] < losses[0]
