@@ -6,17 +6,19 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from rptrain.utils.objects import unique_keys
+from rptrain.utils.objects import unique_keys, whole_number
 from rptrain.utils.units import format_bytes
 
 PIECE = 8 << 20  # bytes that are read at once
 MOST = 256 << 20  # characters of a value
 _SPACE = re.compile(r"[ \t\r\n]*")
-_STRICT, _LENIENT = json.JSONDecoder(object_pairs_hook=unique_keys), json.JSONDecoder()
+_STRICT = json.JSONDecoder(object_pairs_hook=unique_keys, parse_int=whole_number)
+_LENIENT = json.JSONDecoder(parse_int=str)
 
 
 def values(file: BinaryIO) -> Iterator[tuple[int, Any]]:
-    """The values of a list with their numbers, from 1. In place of a value with a key twice comes the ValueError.
+    """The values of a list with their numbers, from 1. In place of a value with a key twice, or a number of too
+    many digits, comes the ValueError.
 
     Raises ValueError if the file is not a JSON list in UTF-8, and RecursionError if it is nested too deeply.
     """

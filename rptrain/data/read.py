@@ -1,5 +1,6 @@
 """Rows of data files, one at a time: JSON, CSV and plain text; Parquet and Arrow in `tables.py`."""
 
+import codecs
 import csv
 import json
 from collections.abc import Callable, Iterator
@@ -11,7 +12,8 @@ from typing import IO, Any, AnyStr
 from rptrain.data import json_list, tables
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import check_holes, open_regular, regular
-from rptrain.utils.objects import unique_keys
+from rptrain.utils.objects import unique_keys, whole_number
+from rptrain.utils.text import not_utf8
 from rptrain.utils.units import format_bytes
 
 Rows = Iterator[tuple[int, Any]]  # line or number, from 1, and the row, or the ValueError of an unreadable row
@@ -42,17 +44,28 @@ def rows_of(path: Path, characters: int | None = None) -> Rows:
             _check_beginning(path)
         yield from _beginning(path, characters) if read is _text_document and characters else read(path)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: {_not_utf8(error)}") from error
+        raise _not_utf8(path) from error
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    byte = error.object[error.start]
-    return (
-        f"not UTF-8 text (byte 0x{byte:02x}): save the file as UTF-8, for example with "
-        "`iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
-    )
+def _not_utf8(path: Path) -> UserError:
+    """The error for a file that is not UTF-8, with the line of the first byte that is not."""
+    decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
+    with open_regular(path) as file:
+        try:
+            while piece := file.read(COUNTED):
+                decoder.decode(piece)
+                line += piece.count(b"\n")
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            line += error.object.count(b"\n", 0, error.start)
+            return UserError(f"{path}:{line}: {_of_byte(error.object[error.start])}")
+    return UserError(f"{path} was changed while it was read: start again when no program writes it")
+
+
+def _of_byte(byte: int) -> str:
+    return f"{not_utf8(byte)}: save the file as UTF-8, for example with `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
 
 
 def _check_beginning(path: Path) -> None:
@@ -144,13 +157,15 @@ def _json_rows(path: Path) -> Rows:
             if not data.strip():
                 continue
             try:
-                yield line, json.loads(data, object_pairs_hook=unique_keys)
+                text = data.rstrip().decode("utf-8-sig", "surrogatepass")
+                yield line, json.loads(text, object_pairs_hook=unique_keys, parse_int=whole_number)
             except json.JSONDecodeError as error:
                 several = "an object over several lines: write each on one line, or all as one JSON list"
-                yield line, ValueError(several if data.strip() == b"{" else f"not valid JSON: {error}")
+                wrong = f"not valid JSON: {error.msg} in column {error.colno:,}"
+                yield line, ValueError(several if data.strip() == b"{" else wrong)
             except UnicodeDecodeError as error:
-                yield line, ValueError(_not_utf8(error))
-            except ValueError as error:  # a duplicate key
+                yield line, ValueError(_of_byte(error.object[error.start]))
+            except ValueError as error:  # a duplicate key, or a number of too many digits
                 yield line, error
             except RecursionError:
                 yield line, ValueError(TOO_DEEP)
@@ -164,12 +179,23 @@ def _csv_rows(path: Path) -> Rows:
             header = next(reader, [])
             tables.check_columns(path, header)
             for fields in reader:
-                if len(fields) == len(header):
+                if (byte := _first_undecoded("".join(fields))) is not None:
+                    yield reader.line_num, ValueError(_of_byte(byte))
+                elif len(fields) == len(header):
                     yield reader.line_num, dict(zip(header, fields, strict=True))
                 elif fields:
                     yield reader.line_num, ValueError(f"{len(fields)} fields, but {len(header)} columns")
         except csv.Error as error:
             raise UserError(f"{path}:{reader.line_num}: not CSV: {error}") from error
+
+
+def _first_undecoded(text: str) -> int | None:
+    """The first byte of a text that stands in it as a lone surrogate, because it is not UTF-8; None without one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return ord(text[error.start]) - 0xDC00
+    return None
 
 
 def _parquet_rows(path: Path) -> Rows:

@@ -14,9 +14,10 @@ from rptrain.data.expansion import check_arrow, check_parquet, decoded_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 from rptrain.utils.limited import Limited, call, stream
+from rptrain.utils.text import not_utf8
 from rptrain.utils.units import format_bytes
 
-Row = dict[str, Any]
+Row = dict[str, Any] | ValueError  # the error of a row with text that is not UTF-8
 
 ROWS_AT_ONCE = 1024  # maximum number of rows in memory
 FEWER = (ROWS_AT_ONCE, 32, 1)  # rows of a Parquet file that are decoded at once, while more take too much memory
@@ -176,5 +177,15 @@ def _lists(path: Path, batch: Any, done: int) -> Iterator[list[Row]]:
                     "split it into several rows"
                 )
             else:
-                yield some.to_pylist()
+                yield _decoded_rows(some)
                 done += len(some)
+
+
+def _decoded_rows(batch: Any) -> list[Row]:
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError as error:
+        if len(batch) == 1:
+            return [ValueError(f"{not_utf8(error.object[error.start])}: write the text as UTF-8")]
+        half = len(batch) // 2
+        return _decoded_rows(batch.slice(0, half)) + _decoded_rows(batch.slice(half))

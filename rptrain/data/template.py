@@ -16,6 +16,7 @@ from rptrain.data.tokens import Document, tokenized
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 from rptrain.utils.limited import Limited, stream
+from rptrain.utils.text import not_utf8
 
 CHUNK, CHUNK_TEXT = 1024, 1 << 21  # examples per call of the tokenizer, and characters after which a call ends earlier
 ROWS, ROW_BYTES = 256, 1 << 20  # examples that are rendered at once, and their bytes after which there are fewer
@@ -146,7 +147,7 @@ def load_template(tokenizer: Any, chat_template: str | None) -> str:
     try:
         return read_small_text(path)
     except UnicodeDecodeError as error:
-        raise UserError(f"data.chat_template: {path} is not UTF-8 text: {error}") from error
+        raise UserError(f"data.chat_template: {path} is {not_utf8(error.object[error.start])}") from error
 
 
 def _chats(rendered: list[tuple[int, str, list[Span]]], tokenizer: Any) -> Iterator[Document]:

@@ -23,6 +23,14 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
+def whole_number(digits: str) -> int:
+    """A `parse_int` of json. Raises ValueError for more digits than Python converts."""
+    try:
+        return int(digits)
+    except ValueError:
+        raise ValueError(f"a number has {len(digits.lstrip('-')):,} digits") from None
+
+
 def check_keys(file: Path) -> None:
     """UserError if an object in a JSON file that another library reads has duplicate keys.
 

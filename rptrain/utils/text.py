@@ -85,6 +85,11 @@ def quoted(text: str) -> str:
     return text if len(text) <= QUOTED else f"{text[: QUOTED - 1]}…"
 
 
+def not_utf8(byte: int) -> str:
+    """Says that bytes are not UTF-8 text, and the first one that is not."""
+    return f"not UTF-8 text (byte 0x{byte:02x})"
+
+
 def counted(number: int, noun: str) -> str:
     """A number of things, such as "1 sample" or "1,200 samples"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -30,11 +30,16 @@ def as_csv(path, rows):
         writer.writerows(rows)
 
 
-def as_parquet(path, rows):
+def as_parquet(path, rows, as_text=False):
     import pyarrow
     import pyarrow.parquet
 
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    table = pyarrow.Table.from_pylist(rows)
+    if as_text:  # bytes, whether they are UTF-8 or not
+        table = pyarrow.table(
+            {name: table[name].combine_chunks().view(pyarrow.string()) for name in table.column_names}
+        )
+    pyarrow.parquet.write_table(table, path)
 
 
 def as_arrow(path, rows, kind="stream"):
@@ -134,6 +139,36 @@ def test_text_that_is_not_utf_8(tmp_path, name):
         list(read(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.txt"])
+@pytest.mark.parametrize("bad", [b"caf\xe9", b"\xff\xfe\x00", "é".encode()[:1]], ids=["latin", "utf-16", "cut"])
+def test_the_line_of_text_that_is_not_utf_8(tmp_path, monkeypatch, name, bad):
+    """Also in a file that is read in pieces, one of which ends within a character."""
+    monkeypatch.setattr("rptrain.data.read.COUNTED", 8)
+    monkeypatch.setattr("rptrain.data.json_list.PIECE", 8)
+    (tmp_path / name).write_bytes('["ééé",\n"ééé",\n"'.encode() + bad)
+    byte = next(byte for byte in bad if byte > 127)
+    with pytest.raises(UserError, match=rf"{name}:3: not UTF-8 text \(byte 0x{byte:02x}\): save"):
+        list(rows_of(tmp_path / name))
+
+
+def test_a_row_with_text_that_is_not_utf_8_is_bad(tmp_path):
+    row = b'{"text": "%s"}\n'
+    texts = [b"a", b"\xff\xfe\x00", b"b", b"caf\xe9", b"c"]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(row % text for text in texts) + '{"text": "d"}'.encode("utf-16"))
+    as_parquet(tmp_path / "a.parquet", [{"text": text} for text in texts], as_text=True)
+    for name, lines in (("a.jsonl", {2: "ff", 4: "e9", 6: "ff"}), ("a.parquet", {2: "ff", 4: "e9"})):
+        bad = {line: str(row) for line, row in rows_of(tmp_path / name) if not isinstance(row, dict)}
+        assert bad.keys() == lines.keys()
+        assert all(bad[line].startswith(f"not UTF-8 text (byte 0x{byte}): ") for line, byte in lines.items())
+
+
+def test_bad_json_is_described_without_the_words_of_python(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": \n{"text": -' + "9" * 5000 + "}\n")
+    (tmp_path / "a.json").write_text('[{"text": ' + "9" * 5000 + '}, {"text": "a"}]')
+    said = [str(row) for name in ("a.jsonl", "a.json") for _, row in rows_of(tmp_path / name)]
+    assert said == ["not valid JSON: Expecting value in column 9", *["a number has 5,000 digits"] * 2, "{'text': 'a'}"]
+
+
 def test_a_row_that_is_nested_too_deeply(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": ' + "[" * 100_000)
     ((line, row),) = rows_of(tmp_path / "a.jsonl")
@@ -157,10 +192,11 @@ def test_bad_rows_of_csv(tmp_path):
         (2, dict),
         (3, ValueError),
         (5, ValueError),
-        (6, dict),
+        (6, ValueError),
         (7, dict),
     ]
     assert str(rows[2][1]) == "3 fields, but 2 columns"
+    assert str(rows[3][1]).startswith("not UTF-8 text (byte 0xe9): save the file as UTF-8")
     assert [example.line for example in read(path)] == [2, 7], "bytes that are not UTF-8 make a row bad, not the file"
 
 
