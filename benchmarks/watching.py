@@ -47,7 +47,7 @@ RECORDED = 100_000  # steps of the run to open
 SETTLED = 10.0  # seconds after which the interface has read all that there was
 OPENED = 3  # times that each run is opened; the fastest counts
 KEYS = 20  # that are pressed
-PRESSED = (("?", "Everywhere", "\x1b"), ("t", "Schedule of a step", "t"))  # with what they show, and the key back
+PRESSED = (("?", "search the log", "\x1b"), ("t", "Schedule of a step", "t"))  # with what they show, and the key back
 PATIENCE = 120.0  # seconds until something must be on the screen
 GIB = 1 << 30
 

@@ -15,8 +15,8 @@ from rptrain.tui.services import heavy, preferences
 from rptrain.tui.services.helper import HelperError
 from rptrain.utils.errors import UserError
 
-from .conftest import Made, Scripted, driven, notified, press_until, screen_text, settled, type_over, until
-from .recorded import make_run
+from .conftest import Made, Scripted, driven, notified, planned, press_until, screen_text, settled, type_over, until
+from .recorded import BEGAN, make_run
 
 
 @driven
@@ -92,6 +92,25 @@ async def test_every_key_that_a_footer_names_is_explained(make: Made, tmp_path: 
                         name.strip().replace("delete", "d").replace("slash", "/") for name in binding.key.split(",")
                     }
                     assert shown & set(explained.split()), (key, binding)
+
+
+@pytest.mark.long
+@driven
+async def test_terms_that_a_newcomer_does_not_know_are_explained(make: Made, helper: Scripted, tmp_path: Path):
+    helper.answers[heavy.plan] = planned()
+    make_run(tmp_path / "runs")
+    make_run(tmp_path / "runs", "gone", alive=False, began=BEGAN - 60)
+    shown = {
+        "": ("bubble", "fused"),
+        "f3": ("dead",),
+        "enter": ("bubble", "of peak speed", "one step late", "queue", "used", "82%", "F0-7", "▀", "↑"),
+    }
+    async with make().run_test(size=(120, 60)) as pilot:
+        for key, words in shown.items():
+            await pilot.press(*([key] if key else []))
+            await until(pilot, lambda words=words: all(word in screen_text(pilot.app) for word in words))
+            explained = " ".join(term for term, _ in pilot.app.screen.KEYS)
+            assert [word for word in words if word not in explained] == [], pilot.app.screen
 
 
 @driven

@@ -119,7 +119,7 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
         await until(pilot, lambda: "synced" in screen_text(app))
     elif screen == "help":
         await pilot.press("f1")
-        await until(pilot, lambda: "Everywhere" in screen_text(app))
+        await until(pilot, lambda: "between settings" in screen_text(app))
     elif screen == "picker":
         await focus(pilot, "#data-train-0-path")
         await pilot.press("enter")

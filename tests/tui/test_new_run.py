@@ -539,7 +539,7 @@ async def test_what_is_left_is_called_off_and_taken_up_again(make: Made, helper:
 
     helper.call = slow
     async with make().run_test(size=(80, 24)) as pilot:
-        for key, word in (("f1", "Everywhere"), ("escape", "Length"), ("f4", "looking"), ("f1", "Everywhere")):
+        for key, word in (("f1", "between settings"), ("escape", "Length"), ("f4", "looking"), ("f1", "Everywhere")):
             await press_until(pilot, key, lambda word=word: word in screen_text(pilot.app))
         await until(pilot, lambda: ended == ["plan"])
         await press_until(pilot, "escape", lambda: "Everywhere" not in screen_text(pilot.app))

@@ -14,7 +14,7 @@ from textual.widgets import Button, Static
 
 from rptrain.tui.context import Context
 from rptrain.tui.messages import OpenRun
-from rptrain.tui.screens import data_sets, draft_file
+from rptrain.tui.screens import data_sets, draft_file, terms
 from rptrain.tui.screens.ask_name import AskName
 from rptrain.tui.screens.choices import data_question, file_question, model_question, settings_question
 from rptrain.tui.screens.closing import is_left, until_closed
@@ -73,6 +73,7 @@ class NewRun(Screen[None]):
         ("F6", "save the config under another name"),
         ("F5", "all settings there are, to find one and set it"),
         ("F7", "the three questions of a first run: model, data, method"),
+        *terms.OF_PLAN,
     )
 
     def __init__(self, context: Context) -> None:

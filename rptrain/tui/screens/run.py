@@ -18,6 +18,7 @@ from rptrain.runs.tail import end_of
 from rptrain.runs.view import ENDED, RunView
 from rptrain.tui.context import Context
 from rptrain.tui.messages import BeginWith, Correct, OpenChat, RunEnded
+from rptrain.tui.screens import terms
 from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import ask
@@ -109,11 +110,7 @@ class RunScreen(Screen[None]):
         ("o", "log, output of the trainer, samples"),
         ("j k g G", "up and down in it"),
         ("tab up down", "to devices and memory, and up and down in them"),
-        ("▀ █ ▄", "F: forward, FB: forward and backward, B: backward"),
-        ("F0-7", "a stage: forward of the layers 0 to 7"),
-        ("N M MR R", "devices, micro-batches per step and round, replicas"),
-        ("bubble", "share of the time in which devices do not compute"),
-        ("of peak speed", "roofline time of a step over its measured time"),
+        *terms.OF_RUN,
     )
 
     def __init__(self, context: Context, path: Path, launched: Launched | None = None) -> None:

@@ -15,6 +15,7 @@ from rptrain.runs.listing import Summary, delete
 from rptrain.runs.view import ENDED
 from rptrain.tui.context import Context
 from rptrain.tui.messages import BeginWith, OpenChat, OpenRun
+from rptrain.tui.screens import terms
 from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import ask
@@ -76,6 +77,7 @@ class Runs(Screen[None]):
         ("/", "only runs with words in name, state or model; esc: all"),
         ("s S", "sort by the next column; reverse the order"),
         ("j k", "down and up"),
+        *terms.OF_RUNS,
     )
 
     def __init__(self, context: Context) -> None:
