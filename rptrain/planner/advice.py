@@ -16,6 +16,7 @@ from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.planner.auto import divisors
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, saves
+from rptrain.runs.run_dir import changed
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
@@ -69,6 +70,8 @@ class Advice:
         if self.remedies:
             return "\n".join(["what makes it fit:", *(f"- {remedy}" for remedy in self.remedies)])
         needs = " and ".join(f"{format_bytes(nbytes)} more {name}" for name, nbytes in self.missing.items())
+        if [*self.missing] == ["disk space"]:
+            return f"it needs {needs}"
         return f"no change of one or two settings makes it fit: it needs {needs}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,12 +136,12 @@ class _Adviser:
         return Advice((pair,) if pair else (), self._missing)
 
     def _first(self, candidates: Iterable[tuple[Change, ...]]) -> Remedy | None:
-        """The first of the candidates that fits."""
+        """The first of the candidates that fits. A resumed run cannot change every setting."""
         for changes in candidates:
             config: Config | None = self._config
             for change in changes:
                 config = with_value(config, change.key, change.value) if config else None
-            if config is None:
+            if config is None or (self._hardware.saved and changed(self._config, config)):
                 continue
             hardware = self._hardware.limited(config.engine)
             if not hardware.divisible(config):

@@ -55,7 +55,7 @@ def plan_auto(
         if not least_memory(choice, spec, hardware).fits:  # no search for a plan is needed
             raise UserError("it does not fit")
         run, memory = plan_run(choice, spec, hardware, times(choice))
-        memory.check()
+        memory.check(resumed=False)
         found[_values(choice)] = run, memory
         return run
 

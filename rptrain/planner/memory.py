@@ -41,15 +41,17 @@ TOKENIZERS = 28 << 20
 
 
 Kind = Literal["host memory", "GPU memory", "disk space"]
-USES = {  # what uses it, and what to do if there is too little
+USES = {  # what uses it, and what to do if there is too little: for a new run, and for one that is resumed
     "host memory": (
         "weights, gradients, optimizer states, activations and the program itself",
         'lower train.global_batch_size or data.max_length, set engine.round_size, or use optim.update = "sync" or '
         'optim.moments = "int8"',
+        "stop other programs that use it, or resume on a machine with more",
     ),
     "disk space": (
         "checkpoints and the exported model",
-        "lower save.save_total_limit, make room, or set save.output_dir to another disk",
+        "make room, or set save.output_dir to another disk",
+        "make room",
     ),
 }
 
@@ -122,12 +124,14 @@ class MemoryPlan:
     def fits(self) -> bool:
         return not any(place.missing for place in self.places)
 
-    def check(self) -> None:
-        """Raises UserError if host or disk is too small, with advice. Plans always fit the GPUs."""
+    def check(self, *, resumed: bool) -> None:
+        """Raises UserError if host or disk is too small, with advice. Plans always fit the GPUs. A `resumed` run keeps
+        its folder and most settings.
+        """
         for place in (self.host, self.disk):
             if place is not None and place.missing:
-                use, remedy = USES[place.kind]
-                needed = format_bytes(place.total)
+                use, *remedies = USES[place.kind]
+                needed, remedy = format_bytes(place.total), remedies[resumed]
                 raise UserError(f"the run needs {needed} of {place.kind} for {use}, but {place.allowed}: {remedy}")
 
 

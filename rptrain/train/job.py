@@ -164,7 +164,7 @@ def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan,
     """The plan and its memory. UserError, with advice, if it does not fit."""
     try:
         plan, memory = plan_run(config, spec, hardware)
-        memory.check()
+        memory.check(resumed=hardware.saved > 0)
     except UserError as error:
         advice = advise(config, spec, hardware)
         raise UserError("\n".join(filter(None, (str(error), str(advice))))) from None

@@ -1,6 +1,7 @@
 """What is found out before a run takes memory."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +53,33 @@ def test_the_checkpoints_of_a_run_that_goes_on_are_no_longer_missing(tmp_path, m
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free, total=1 << 40))
         assert disk(last).fits == fits
         assert disk(first).missing == 2 * one + (not fits), "a new run begins there"
+
+
+def test_what_a_run_on_a_full_disk_is_advised(tmp_path, monkeypatch) -> None:
+    """A resumed run keeps its folder, and neither it nor a new run can keep less than one checkpoint."""
+    tools.write_model(tmp_path / "model")
+    run = tools.train_here(tmp_path, "train.max_steps=4", "save.save_steps=1", "save.save_total_limit=2")
+
+    more = ("train.max_steps=8", "save.save_steps=1")
+    config = tools.write_config(tmp_path, *more, "save.save_total_limit=2").config
+    job = prepare_job(config)
+    disk = plan_run(config, job.spec, job.hardware)[1].disk
+    assert disk is not None
+    one, rest = disk.parts[0].nbytes // 3, sum(part.nbytes for part in disk.parts[1:])
+
+    def refusal(free: int, *overrides: str) -> str:
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free, total=1 << 40))
+        with pytest.raises(UserError) as refused:
+            tools.train_here(tmp_path, *more, *overrides)
+        return str(refused.value)
+
+    resumed = f"save.resume={run.path}"
+    text = refusal(0, resumed, "save.save_total_limit=1")
+    assert re.search(r"is free in .*: make room\nit needs \d+\.\d MiB more disk space$", text)
+    text = refusal(one + rest - 1, resumed, "save.save_total_limit=2")
+    assert text.endswith(": make room\nit needs 1 B more disk space"), "other moments would change the numbers"
+    text = refusal(0, "save.resume=never")
+    assert re.search(r": make room, or set save.output_dir to another disk\nit needs \d+\.\d MiB more", text)
 
 
 # What `rptrain plan` says, and what training does
