@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.runs.event_log import EventLog
@@ -29,7 +29,7 @@ class Summary:
     """A summary of a run. Fields that its records do not give are None."""
 
     path: Path
-    state: State
+    state: State | Literal["starting"]  # "starting": the interface started it, and it has no folder yet
     step: int
     total_steps: int | None
     loss: float | None  # the latest

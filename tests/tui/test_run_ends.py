@@ -1,12 +1,14 @@
 """The end of a run is announced by the terminal, and by a note on other screens."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.screens.runs import Runs
 from rptrain.tui.services import launch
 from rptrain.tui.services.outcomes import outcome
 
@@ -48,6 +50,29 @@ async def test_a_run_that_ends_in_sight_rings_and_needs_no_note(
             file.write(json.dumps({"schema": 1, "event": "finished", "time": BEGAN + 300, "step": 20}) + "\n")
         await until(pilot, lambda: "\x1b]9;rptrain: llama finished after 20 steps: loss" in "".join(written))
         assert "bell" in written and "finished after" not in notified(app)
+
+
+@pytest.mark.long
+@driven
+async def test_a_run_is_listed_from_its_start_until_that_fails(
+    make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "while ! test -e go; do sleep 0.02; done; exit 3"))
+    app = make()
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await until(pilot, lambda: "fits" in screen_text(app))
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen) and "the trainer is starting" in screen_text(app))
+        await press_until(pilot, "escape", lambda: isinstance(app.screen, Runs))
+        await until(pilot, lambda: "tiny-tasks      … starting" in screen_text(app))
+        assert re.search(r"starting .* \d+ s", screen_text(app)), "the time since its start"
+        keys = screen_text(app).splitlines()[-1]
+        assert "open" in keys and not any(key in keys for key in ("compare", "export", "chat", "delete", "resume"))
+        await press_until(pilot, "enter", lambda: isinstance(app.screen, RunScreen))
+        assert "the trainer is starting" in screen_text(app)
+        await press_until(pilot, "escape", lambda: isinstance(app.screen, Runs))
+        Path("go").touch()
+        await until(pilot, lambda: "No run in" in screen_text(app))
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.exporting import export_run
-from rptrain.tui.services.summaries import RunFolder
+from rptrain.tui.services.summaries import RunFolder, with_starting
 from rptrain.tui.widgets.comparison import Comparison
 from rptrain.tui.widgets.entry import Entry
 from rptrain.tui.widgets.key_bar import KeyBar
@@ -125,7 +125,8 @@ class Runs(Screen[None]):
             await asyncio.sleep(PAUSE)
 
     def _show(self, found: list[Summary]) -> None:
-        self.query_one(RunList).show(found)
+        shared = self._shared
+        self.query_one(RunList).show(with_starting(found, shared.runs_folder, shared.launched.values()))
         self._compare()
         self._offer()
 
@@ -199,8 +200,10 @@ class Runs(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         run = self._chosen if self.is_mounted else None
-        if action in ("open", "mark", "export", "chat", "begin", "move"):
+        if action in ("open", "move"):
             return run is not None
+        if action in ("mark", "export", "chat", "begin"):
+            return run is not None and run.state != "starting"
         if action in ("metric", "axis", "table"):
             return self.is_mounted and self.query_one(Comparison).display
         if action == "resume":

@@ -1,7 +1,8 @@
 """Summaries of a folder's runs, which are read incrementally."""
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from rptrain.runs.comparison import Axis, Row, curve, differences, results
 from rptrain.runs.listing import Listing, Summary
 from rptrain.runs.view import RunView
+from rptrain.tui.services.launch import Launched
 
 LARGE = 1 << 20  # bytes of a run's events that are read completely; of larger files, a part
 
@@ -21,6 +23,35 @@ class Compared:
     curves: Sequence[tuple[Sequence[float], Sequence[float]]]  # x and y
     results: Sequence[Row]
     differences: Sequence[Row]
+
+
+def with_starting(found: Sequence[Summary], folder: Path, launched: Iterable[Launched]) -> list[Summary]:
+    """The runs of a folder, with those that were started here and whose trainer has not created their folder yet."""
+    folder, known = folder.absolute(), {run.path.absolute() for run in found}
+    starting = [
+        _starting(one)
+        for one in launched
+        if one.fresh and one.running and one.path.absolute().parent == folder and one.path.absolute() not in known
+    ]
+    return [*starting, *found]
+
+
+def _starting(launched: Launched) -> Summary:
+    return Summary(
+        path=launched.path,
+        state="starting",
+        step=0,
+        total_steps=None,
+        loss=None,
+        validation_loss=None,
+        best_loss=None,
+        best_step=None,
+        tokens_per_second=None,
+        began=launched.began,
+        seconds=time.time() - launched.began,
+        nbytes=0,
+        model="",
+    )
 
 
 class RunFolder:
