@@ -9,7 +9,7 @@ import numpy as np
 from rptrain.config.schema import Config
 from rptrain.data.excerpt import Excerpt
 from rptrain.data.loader import RANDOM_ROWS, drawn
-from rptrain.data.pieces import Pieces, piece
+from rptrain.data.pieces import Pieces, Unsupervised, piece
 from rptrain.data.sequences import Group, groups_of, supervised_pieces
 from rptrain.data.split import divided, selected
 from rptrain.data.tokens import Stream
@@ -64,6 +64,14 @@ def amount_of(config: Config, excerpts: Sequence[Excerpt]) -> Amount | None:
     steps = -(-sequences // config.train.global_batch_size)
     longest = max((int(stream.lengths.max(initial=0)) for stream in streams), default=0)
     return Amount(round(samples), sequences, filled, steps, exact, longest)
+
+
+def left_out(config: Config, excerpts: Sequence[Excerpt]) -> list[str]:
+    """A warning about samples of these sets that training leaves out, if there are any. Raises as `amount_of`."""
+    if not (streams := _streams(excerpts)):
+        return []
+    found = Unsupervised.of(streams, _pieces(config, streams))
+    return [found.sentence(all(excerpt.whole for excerpt in excerpts))] if found.count else []
 
 
 def _streams(excerpts: Sequence[Excerpt]) -> list[Stream]:

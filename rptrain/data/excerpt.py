@@ -38,7 +38,7 @@ class Limits:
     seconds: float  # looked at after every AT_ONCE rows
 
 
-PLANNING = Limits(rows=256, characters=1 << 20, seconds=3.0)
+PLANNING = Limits(rows=1024, characters=1 << 20, seconds=3.0)
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,17 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 
-from rptrain.data.tokens import Stream
+from rptrain.data.tokens import Stream, place_of
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import counted
 
 log = logging.getLogger(__name__)
 
+SHOWN = 5  # samples that a report names
 Overlong = Literal["truncate", "split", "drop", "error"]
 
 
@@ -57,6 +58,31 @@ class Pieces:
     trimmed: Trimmed
 
 
+@dataclass(frozen=True)
+class Unsupervised:
+    """Samples, or parts of them, that are left out because the loss counts none of their tokens."""
+
+    count: int
+    total: int  # of which these are
+    first: tuple[str, ...]  # places of the first of them, as "file:line"
+
+    PROBLEM: ClassVar[str] = "samples have no supervised token"
+
+    @classmethod
+    def of(cls, streams: Sequence[Stream], pieces: Pieces) -> Self:
+        found = np.flatnonzero(pieces.supervised == 0)
+        places = (place_of(streams, begin) for begin in pieces.begins[found[:SHOWN]].tolist())
+        return cls(len(found), len(pieces.supervised), tuple(dict.fromkeys(places)))
+
+    def sentence(self, whole: bool = True) -> str:
+        """`whole`: whether these are all samples, and not only the first ones."""
+        more = f" and {self.count - SHOWN:,} more" if self.count > SHOWN else ""
+        return (
+            f"{self.count:,} of {'' if whole else 'the first '}{self.total:,} {self.PROBLEM} and are left out: "
+            f"{', '.join(self.first)}{more}"
+        )
+
+
 def piece(streams: Sequence[Stream], max_length: int, overlong: Overlong) -> Pieces:
     """The pieces of all documents. `overlong` decides about longer documents; raw texts are always split.
 
@@ -97,7 +123,7 @@ def piece(streams: Sequence[Stream], max_length: int, overlong: Overlong) -> Pie
 def _refuse(streams: Sequence[Stream], documents: np.ndarray, max_length: int) -> None:
     bounds = np.cumsum([len(stream) for stream in streams])
     shown = []
-    for document in documents[:5].tolist():
+    for document in documents[:SHOWN].tolist():
         number = int(np.searchsorted(bounds, document, "right"))
         stream = streams[number]
         inside = document - (int(bounds[number]) - len(stream))

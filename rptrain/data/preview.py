@@ -1,6 +1,7 @@
 """Previews of data: samples as training sees them, with the trained-on parts marked, and counts of the whole set."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice, pairwise
@@ -12,13 +13,16 @@ from rich.text import Text
 
 from rptrain.config.schema import Config, TrainSet
 from rptrain.data import formats, tasks
+from rptrain.data.amount import left_out
+from rptrain.data.datasets import find_tokenizer
+from rptrain.data.excerpt import PLANNING, excerpt
 from rptrain.data.folders import choose
-from rptrain.data.loader import RANDOM, TASKS, Batches, load_tokenizer
+from rptrain.data.loader import RANDOM, TASKS, Batches
 from rptrain.data.pieces import Trimmed, piece
 from rptrain.data.samples import FirstSamples, Sample, TextPart
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import encode
-from rptrain.data.tokens import Stream, gather
+from rptrain.data.tokens import Stream, gather, stream_of
 from rptrain.models.registry import locate
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import counted, printable
@@ -76,7 +80,7 @@ def preview(batches: Batches, tokenizer: Any, count: int) -> Preview:
         divided=done.divided,
         dropped=done.dropped,
         dropped_tokens=done.dropped_tokens,
-        unsupervised=sequences.unsupervised,
+        unsupervised=sequences.unsupervised.count,
         not_taken=sequences.not_taken,
     )
 
@@ -90,7 +94,7 @@ def first_samples(config: Config, count: int) -> FirstSamples:
     source = config.data.train[0]
     if source.path == RANDOM:
         return FirstSamples("random tokens, for measuring speed", ())
-    tokenizer = load_tokenizer(locate(config.model.path))
+    tokenizer = find_tokenizer(config, locate(config.model.path))
     found, reasons = list[tuple[formats.Example, Sample]](), list[str]()
     bad = 0
     for file, read in _files(source, count, config.data.follow_links):
@@ -105,7 +109,15 @@ def first_samples(config: Config, count: int) -> FirstSamples:
     about = _about(source, found[0][0], config.data.follow_links)
     if bad:
         about += f", {counted(bad, 'bad row')} before and between these"
-    return FirstSamples(about, tuple(sample for _, sample in found))
+    return FirstSamples(about, tuple(sample for _, sample in found), _warnings(config, tokenizer))
+
+
+def _warnings(config: Config, tokenizer: Any) -> tuple[str, ...]:
+    """What is probably not meant in the first rows of the first data set; a plan says what would be refused."""
+    with suppress(UserError):
+        first = excerpt(config.data.train[0], config.data, tokenizer, PLANNING)
+        return tuple(left_out(config, [first]))
+    return ()
 
 
 def _about(source: TrainSet, first: formats.Example, follow_links: bool) -> str:
@@ -184,7 +196,7 @@ def _counts(found: Preview) -> list[str]:
 
 
 def _sample(sequences: Sequences, document: int, tokenizer: Any) -> Sample:
-    stream, begin = _at(sequences.streams, int(sequences.begins[document]))
+    stream, begin = stream_of(sequences.streams, int(sequences.begins[document]))
     return sample_in(stream, begin, int(sequences.lengths[document]), tokenizer)
 
 
@@ -200,17 +212,8 @@ def sample_in(stream: Stream, begin: int, length: int, tokenizer: Any) -> Sample
         first = max(0, start - DECODED_BEFORE)
         before = len(_text(tokenizer, ids[first:start]))
         parts.append(TextPart(_text(tokenizer, ids[first:end])[before:], bool(supervised[start])))
-    line = int(np.searchsorted(np.cumsum(stream.lengths, dtype=np.int64), begin, "right"))
-    return Sample(stream.place(line), length, int(supervised[1:].sum()), tuple(parts))
-
-
-def _at(streams: tuple[Stream, ...], begin: int) -> tuple[Stream, int]:
-    """The stream, and the place in it, of a place in the tokens of all streams."""
-    for stream in streams:
-        if begin < len(stream.tokens):
-            return stream, begin
-        begin -= len(stream.tokens)
-    raise IndexError(begin)
+    place = stream.place(stream.document_of(begin))
+    return Sample(place, length, int(supervised[1:].sum()), tuple(parts))
 
 
 def _text(tokenizer: Any, ids: list[int]) -> str:

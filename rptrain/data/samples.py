@@ -23,10 +23,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class FirstSamples:
-    """The first samples of a data set, and a description of the set."""
+    """The first samples of a data set, a description of the set, and warnings about it."""
 
     about: str
     samples: tuple[Sample, ...]
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

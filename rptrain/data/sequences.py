@@ -11,11 +11,10 @@ from torch import Tensor
 
 from rptrain.data.formats import Tally
 from rptrain.data.pack import pack
-from rptrain.data.pieces import Pieces, Trimmed
+from rptrain.data.pieces import Pieces, Trimmed, Unsupervised
 from rptrain.data.tokens import Stream
 from rptrain.kernels.batch import IGNORED
 from rptrain.utils.errors import UserError
-from rptrain.utils.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ class Sequences:
     supervised: np.ndarray  # int64 [S], labels that are not ignored
     groups: tuple[Group, ...]
     trimmed: Trimmed  # what was done to samples that are longer than L
-    unsupervised: int  # samples that were left out because the loss counts none of their tokens
+    unsupervised: Unsupervised  # samples that were left out
     pad_id: int
     content_hash: str  # hash of the tokens, labels and documents
     not_taken: tuple[str, ...] = ()  # files in the sources' folders that were ignored, as sentences
@@ -104,8 +103,9 @@ def build(
     its own. `weights` are those of the streams: only documents of one weight share a sequence.
     """
     useful = supervised_pieces(pieces)
-    if len(useful) < len(pieces.lengths):
-        log.warning("left out %s without a supervised token", counted(len(pieces.lengths) - len(useful), "sample"))
+    unsupervised = Unsupervised.of(streams, pieces)
+    if unsupervised.count:
+        log.warning(unsupervised.sentence())
     length = pieces.trimmed.max_length
     order, starts, groups = _layout(streams, pieces, useful, length if packing else None, seed, weights)
     parts = (pieces.begins[order], pieces.lengths[order], starts)
@@ -121,7 +121,7 @@ def build(
         supervised=np.add.reduceat(pieces.supervised[order].astype(np.int64), parts[2][:-1]),
         groups=tuple(groups),
         trimmed=pieces.trimmed,
-        unsupervised=len(pieces.lengths) - len(useful),
+        unsupervised=unsupervised,
         pad_id=pad_id,
         content_hash=digest.hexdigest(),
     )

@@ -1,7 +1,7 @@
 """The token stream of a data file: consecutive documents, in memory or mapped from the cache."""
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -40,9 +40,28 @@ class Stream:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def document_of(self, token: int) -> int:
+        """The document to which a token belongs."""
+        return int(np.searchsorted(np.cumsum(self.lengths, dtype=np.int64), token, "right"))
+
     def place(self, document: int) -> str:
         """The place as "file:line"."""
         return f"{self.name}:{self.lines[document]}"
+
+
+def stream_of(streams: Sequence[Stream], token: int) -> tuple[Stream, int]:
+    """The stream, and the place in it, of a place in the tokens of all streams."""
+    for stream in streams:
+        if token < len(stream.tokens):
+            return stream, token
+        token -= len(stream.tokens)
+    raise IndexError(token)
+
+
+def place_of(streams: Sequence[Stream], token: int) -> str:
+    """The place, as "file:line", of the document to which a token of all streams belongs."""
+    stream, token = stream_of(streams, token)
+    return stream.place(stream.document_of(token))
 
 
 def tokenized(tokenizer: Any, texts: str | list[str], **options: Any) -> Any:

@@ -6,6 +6,7 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
     problem      why there is no plan, in words; null where there is one
     refusals     what else would refuse the run (key, message): missing data, no tokenizer, …; empty for another machine
     warnings     what the run would do that is probably not meant, as sentences
+    data_warnings those of them that are about rows of the data
     model        path, architecture, parameters, layers (the head is one), base (lora.base, or null)
     machine      here, card, tflops (the peak in bfloat16), link (a GPU's, each way), devices (in use), gpus (false:
                  workers on the CPU), asked (devices available), rates (that products reach: bf16, fp16 and fp8 in 1e12
@@ -184,6 +185,7 @@ class PlanReport:
             "problem": self.problem,
             "refusals": [asdict(refusal) for refusal in self.readiness.refusals],
             "warnings": self.warnings,
+            "data_warnings": list(self.readiness.warnings),
             "model": {
                 "path": config.model.path,
                 "architecture": spec.architecture,

@@ -206,17 +206,18 @@ class SaveFailed(Event):
 
 @dataclass(frozen=True)
 class RowsLeftOut(Event):
-    """Bad rows of the training sets were left out. `first`: some of them, as "file:line: reason"."""
+    """Rows of the training sets were left out. `first`: the places of some, and why. `problem`: of which rows."""
 
     bad: Int
     total: Int
     first: tuple[str, ...]
+    problem: str = "rows are bad"
 
     severity: ClassVar[Severity] = "warning"
 
     def sentence(self) -> str:
         more = f" and {self.bad - len(self.first)} more" if self.bad > len(self.first) else ""
-        return f"{self.bad} of {self.total} rows are bad and left out: {'; '.join(self.first)}{more}"
+        return f"{self.bad} of {self.total} {self.problem} and are left out: {'; '.join(self.first)}{more}"
 
 
 @dataclass(frozen=True)

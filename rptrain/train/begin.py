@@ -154,6 +154,8 @@ def record_start(log: EventLog, job: Job, processes: int, trained: float) -> Non
     )
     if (rows := job.sequences.rows).bad:
         log.write(events.RowsLeftOut(rows.bad, rows.total, tuple(rows.first)))
+    if (rows := job.sequences.unsupervised).count:
+        log.write(events.RowsLeftOut(rows.count, rows.total, rows.first, rows.PROBLEM))
 
 
 def record_plan(log: EventLog, job: Job) -> None:

@@ -33,7 +33,7 @@ def sources(tmp_path_factory):
 def loss(sources, tokenizer, *, packing, micro, workers):
     """Of the whole set in one step."""
     rows = prepare(sources=sources, tokenizer=tokenizer, max_length=LENGTH, packing=packing)
-    assert rows.trimmed.cut == 0 and rows.unsupervised == 0
+    assert rows.trimmed.cut == 0 and rows.unsupervised.count == 0
     size = -(-len(rows) // 4) * 4
     batch = Batches(rows, micro, size, 0).batch(0)
     micros = size // micro

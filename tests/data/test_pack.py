@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rptrain.data.pack import pack
-from rptrain.data.pieces import piece
+from rptrain.data.pieces import Unsupervised, piece
 from rptrain.kernels.batch import IGNORED
 from rptrain.utils.errors import UserError
 
@@ -109,7 +109,8 @@ def test_documents_that_teach_nothing_are_left_out(caplog):
     with caplog.at_level(logging.WARNING):  # the first token is nobody's label
         rows = laid_out([[1, 2, 3], [4, 5, 6]], 8, [[True, False, False], [False, True, False]])
     assert tokens_of(rows)[0] == [[4, 5, 6, 0, 0, 0, 0, 0]]
-    assert "left out 1 sample without a supervised token" in caplog.text
+    assert rows.unsupervised == Unsupervised(1, 2, ("f:1",))
+    assert "1 of 2 samples have no supervised token and are left out: f:1" in caplog.text
 
 
 @pytest.mark.parametrize("masks", [[], [[True, False]], [[False, False, False]] * 3])

@@ -75,6 +75,16 @@ def test_first_samples(tmp_path):
     assert [sample.place for sample in first_samples(dropping, 2).samples] == [f"{path}:2", f"{path}:4"]
 
 
+def test_samples_without_a_supervised_token_beyond_the_first_ones_are_counted(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    turns = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "cba"}]
+    rows = [{"messages": turns[:1] if line in (7, 9) else turns} for line in range(1, 11)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = first_samples(config_of(path), 2)
+    counted = f"2 of 10 samples have no supervised token and are left out: {path}:7, {path}:9"
+    assert len(found.samples) == 2 and found.warnings == (counted,)
+
+
 @pytest.mark.parametrize("overlong", ["truncate", "split", "drop"])
 def test_what_training_leaves_out_is_not_shown(overlong, tmp_path):
     """Rows that the template rejects, a question as long as a sequence, and a file without any good row."""

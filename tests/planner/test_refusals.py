@@ -159,6 +159,18 @@ def test_a_token_cache_that_cannot_be_written(folder: Path, monkeypatch: pytest.
     assert not refusals(*overrides, "log.run_name=again", "data.train.0.path=others.jsonl"), "too large to tell"
 
 
+def test_samples_that_are_left_out_are_a_warning(folder: Path) -> None:
+    question = '{"messages": [{"role": "user", "content": "abc"}]}\n'
+    (folder / "chats.jsonl").write_text(f"{chats('a')}{question}{chats('b') * 300}")
+    planned = tools.invoke("plan", "--config", "run.toml", "--json", "data.train.0.path=chats.jsonl")
+    (found,) = json.loads(planned.stdout)["data_warnings"]
+    assert found == "1 of 302 samples have no supervised token and are left out: chats.jsonl:2"
+    (folder / "chats.jsonl").write_text(f"{question}{chats('b') * 2000}")
+    planned = tools.invoke("plan", "--config", "run.toml", "--json", "data.train.0.path=chats.jsonl")
+    (found,) = json.loads(planned.stdout)["data_warnings"]
+    assert found == "1 of the first 1,024 samples have no supervised token and are left out: chats.jsonl:1"
+
+
 def test_what_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(*given: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "tokenizer.json")

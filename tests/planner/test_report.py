@@ -515,6 +515,7 @@ KEYS = {
         "problem",
         "refusals",
         "warnings",
+        "data_warnings",
         "model",
         "machine",
         "step",

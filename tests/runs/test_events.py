@@ -123,7 +123,7 @@ def test_the_fields_of_schema_1():
         "sample": ["step", "prompt", "text"],
         "checkpoint_saved": ["step", "path", "seconds", "paused", "save_pause_s"],
         "save_failed": ["step", "message"],
-        "rows_left_out": ["bad", "total", "first"],
+        "rows_left_out": ["bad", "total", "first", "problem"],
         "records_lost": ["count", "message"],
         "tracker_failed": ["name", "message"],
         "telemetry_failed": ["message"],

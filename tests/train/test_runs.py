@@ -327,6 +327,17 @@ def test_bad_rows_are_recorded(folder):
     assert f"chats.jsonl:{left_out.total}: not valid JSON: Expecting value" in (left_out.sentence() or "")
 
 
+def test_samples_without_a_supervised_token_are_recorded(folder):
+    data = tools.write_chats(folder / "chats.jsonl")
+    rows = (folder / "chats.jsonl").read_text()
+    (folder / "chats.jsonl").write_text(rows + '{"messages": [{"role": "user", "content": "abc"}]}\n')
+    run = tools.train_here(folder, data, "data.max_length=64", "train.max_steps=1")
+    (left_out,) = tools.events(run, events.RowsLeftOut)
+    total = len(rows.splitlines()) + 1
+    place = folder / f"chats.jsonl:{total}"
+    assert left_out.sentence() == f"1 of {total} samples have no supervised token and are left out: {place}"
+
+
 # What is in a run's folder
 
 

@@ -49,6 +49,7 @@ def planned(fits: bool = True) -> Planned:
         "problem": None,
         "refusals": [],
         "warnings": [],
+        "data_warnings": [],
         "model": {"path": "llama", "architecture": "LlamaForCausalLM", "parameters": 8_030_261_248, "layers": 33},
         "machine": {"here": True, "card": "RTX 4090", "tflops": 165, "link": 25e9, "devices": 2, "gpus": True},
         "step": {},

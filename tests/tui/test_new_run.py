@@ -276,12 +276,14 @@ async def test_a_run_that_would_be_refused_is_not_called_fitting(make: Made, hel
     """The plan stands beside what refuses the run, and there is nothing to start."""
     refused = planned()
     refusals = [{"key": "data.train.0.path", "message": "my\x1b.jsonl: no such data file or folder"}]
-    refused.report.update(fits=False, refusals=refusals, warnings=["2 of 90 rows are bad"])
+    refused.report.update(fits=False, refusals=refusals, warnings=["2 of 90 rows are bad", "few steps"])
+    refused.report["data_warnings"] = refused.report["warnings"][:1]
     helper.answers[heavy.plan] = refused
     async with make().run_test(size=(120, 36)) as pilot:
         await until(pilot, lambda: "✗ cannot start" in screen_text(pilot.app))
         text = screen_text(pilot.app)
         assert "my␛.jsonl: no such data file" in text and "! 2 of 90 rows are bad" in text and "8.42 s" in text
+        assert "ctrl+t shows these rows" in text
         assert "1,200 steps       about 3.04 epochs" in text and "about 2 h 48 m in total" in text
         assert start_button(pilot.app).disabled and not pilot.app.screen.query_one("#advice").display
         assert "✗ my␛.jsonl: no such data" in text  # in the field itself, too

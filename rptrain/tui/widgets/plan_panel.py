@@ -105,6 +105,8 @@ class PlanPanel(Widget):
         yield from (Content.styled(f"· {text}", "$error") for text in refusals)
         warnings = (as_message(with_labels(text)) for text in report["warnings"])
         yield from (Content.styled(f"! {text}", "$warning") for text in warnings)
+        if report["data_warnings"]:
+            yield Content.styled("  ctrl+t shows these rows", "$muted")
 
     def _length(self, length: Mapping[str, Any], width: int) -> Iterator[Content]:
         """What depends on an amount of data that is estimated is "about" so much."""

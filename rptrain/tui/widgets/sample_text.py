@@ -7,7 +7,7 @@ from textual.content import Content
 from textual.message import Message
 
 from rptrain.data.samples import FirstSamples, Sample
-from rptrain.utils.text import printable
+from rptrain.utils.text import as_message, printable
 
 MAX_CHARACTERS = 1200  # characters of a sample
 
@@ -29,6 +29,7 @@ def preview_text(preview: FirstSamples) -> Content:
 def _lines(preview: FirstSamples) -> Iterator[Content]:
     legend = Content.assemble("   ", ("trained on", "bold $success"), (" / context only", "$muted"))
     yield Content.assemble(preview.about, legend if preview.samples else "")
+    yield from (Content.styled(f"! {as_message(text)}", "$warning") for text in preview.warnings)
     for number, sample in enumerate(preview.samples, 1):
         yield Content("")
         yield Content.styled(f"sample {number}, {sample.tokens:,} tokens", "$accent")
