@@ -1,6 +1,6 @@
 """How much data a run trains on: counted where the data was read whole, and otherwise estimated from its first rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -10,6 +10,7 @@ from rptrain.config.schema import Config
 from rptrain.data.excerpt import Excerpt
 from rptrain.data.loader import RANDOM_ROWS, drawn
 from rptrain.data.pieces import Pieces, Unsupervised, piece
+from rptrain.data.repeats import Repeats
 from rptrain.data.sequences import Group, groups_of, supervised_pieces
 from rptrain.data.split import divided, selected
 from rptrain.data.tokens import Stream
@@ -66,12 +67,17 @@ def amount_of(config: Config, excerpts: Sequence[Excerpt]) -> Amount | None:
     return Amount(round(samples), sequences, filled, steps, exact, longest)
 
 
-def left_out(config: Config, excerpts: Sequence[Excerpt]) -> list[str]:
-    """A warning about samples of these sets that training leaves out, if there are any. Raises as `amount_of`."""
+def warnings_of(config: Config, excerpts: Sequence[Excerpt]) -> Iterator[str]:
+    """Warnings about samples of these sets that are left out or repeat others. Raises as `amount_of`."""
     if not (streams := _streams(excerpts)):
-        return []
-    found = Unsupervised.of(streams, _pieces(config, streams))
-    return [found.sentence(all(excerpt.whole for excerpt in excerpts))] if found.count else []
+        return
+    whole = all(excerpt.whole for excerpt in excerpts)
+    unsupervised = Unsupervised.of(streams, _pieces(config, streams))
+    if unsupervised.count:
+        yield unsupervised.sentence(whole)
+    repeats = Repeats.of(streams)
+    if repeats.many:
+        yield repeats.sentence(whole, config.data.val_size > 0)
 
 
 def _streams(excerpts: Sequence[Excerpt]) -> list[Stream]:

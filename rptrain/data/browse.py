@@ -9,6 +9,7 @@ from rptrain.config.schema import Config
 from rptrain.data.datasets import find_tokenizer
 from rptrain.data.excerpt import Excerpt, Limits, excerpt
 from rptrain.data.preview import sample_in
+from rptrain.data.repeats import Repeats
 from rptrain.data.samples import Page, Row
 from rptrain.models.registry import locate
 
@@ -45,6 +46,7 @@ def page(config: Config, number: int, first: int, count: int, problems: bool) ->
     kinds = [entry.kind for entry in entries if entry.kind]
     shown = [entry for entry in entries if entry.kind] if problems else entries
     first = max(0, min(first, len(shown) - 1))
+    repeats = Repeats.of([part.stream for part in found.parts])
     lengths = np.concatenate([np.zeros(0, np.int32), *(part.stream.lengths for part in found.parts)])
     return Page(
         tuple(source.path for source in sources),
@@ -58,6 +60,7 @@ def page(config: Config, number: int, first: int, count: int, problems: bool) ->
         _histogram(lengths, config.data.max_length),
         config.data.max_length,
         (int(lengths.min()), int(lengths.max())) if len(lengths) else None,
+        repeats.count if repeats.many else 0,
     )
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rptrain.config.schema import Config, TrainSet
 from rptrain.data import formats, tasks
-from rptrain.data.amount import left_out
+from rptrain.data.amount import warnings_of
 from rptrain.data.datasets import find_tokenizer
 from rptrain.data.excerpt import PLANNING, excerpt
 from rptrain.data.folders import choose
@@ -116,7 +116,7 @@ def _warnings(config: Config, tokenizer: Any) -> tuple[str, ...]:
     """What is probably not meant in the first rows of the first data set; a plan says what would be refused."""
     with suppress(UserError):
         first = excerpt(config.data.train[0], config.data, tokenizer, PLANNING)
-        return tuple(left_out(config, [first]))
+        return tuple(warnings_of(config, [first]))
     return ()
 
 

@@ -55,3 +55,4 @@ class Page:
     histogram: tuple[tuple[int, int], ...]  # the most tokens of a bin, and its samples
     max_length: int
     span: tuple[int, int] | None = None  # tokens of the shortest and of the longest sample; None without samples
+    repeats: int = 0  # samples that repeat earlier ones, if these are many

@@ -18,7 +18,7 @@ from rptrain.checkpoint.export import check_names
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data import plan_cache
-from rptrain.data.amount import Amount, amount_of, left_out
+from rptrain.data.amount import Amount, amount_of, warnings_of
 from rptrain.data.cache import check_folder, default_folder
 from rptrain.data.datasets import check_vocabulary, find_tokenizer
 from rptrain.data.excerpt import PLANNING, Excerpt, are_tokenized, excerpt
@@ -136,7 +136,7 @@ def _look_at_data(
     if len(found) < len(config.data.train):
         return None
     with checks.about("data.max_length"):
-        warnings += left_out(config, found)
+        warnings += warnings_of(config, found)
         return amount_of(config, found)
     return None
 

@@ -33,7 +33,7 @@ def page_of(number: int, first: int, count: int, problems: bool) -> Page:
     rows = tuple(_row(number, line) for line in numbers[first : first + count])
     counts = (("bad", 2),)
     bins = ((16, 4), (32, 5), (50, 1), (64, 1))
-    return Page(SETS, number, rows, first, len(numbers), 12, number == 0, counts, bins, 50, (9, 60))
+    return Page(SETS, number, rows, first, len(numbers), 12, number == 0, counts, bins, 50, (9, 60), repeats=3 * number)
 
 
 def _row(number: int, line: int) -> Row:
@@ -69,7 +69,9 @@ async def test_pages_problems_and_sets(make: Made, helper: Scripted, size: tuple
         await press_until(pilot, "pageup", lambda: shows("6-10 of 12"))
         assert len(helper.asked) == asked + 1, "nothing comes after the last page"
         await press_until(pilot, "b", lambda: shows("chats.jsonl:5  ✗ has no [b]messages␛", "1-2 of 2 with problems"))
-        await press_until(pilot, "d", lambda: shows("2 of 2: more␛.jsonl", "the first 12 rows read"))
+        await press_until(
+            pilot, "d", lambda: shows("2 of 2: more␛.jsonl", "the first 12 rows read", "3 samples repeat earlier ones")
+        )
         await press_until(pilot, "b", lambda: shows("1-5 of 12"))
         assert max(map(len, screen_text(app).splitlines())) <= size[0]
         await press_until(pilot, "escape", lambda: isinstance(app.screen, NewRun))

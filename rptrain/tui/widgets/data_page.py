@@ -35,7 +35,11 @@ def _about(page: Page, problems: bool, width: int, bins: int) -> Iterator[Conten
     chosen = f"{page.total:,} with problems (b: all)" if problems else f"{page.total:,}"
     place = f"{page.first + 1:,}-{last:,} of {chosen} shown" if page.rows else "none shown"
     counts = "".join(f", {count:,} {kind}" for kind, count in page.counts)
-    yield Content.styled(clipped(f"{rows} read{counts or ', no problems'}; {place}", width), "$muted")
+    style = "$warning" if page.counts else "$muted"
+    yield Content.styled(clipped(f"{rows} read{counts or ', no problems'}; {place}", width), style)
+    if page.repeats:
+        repeats = f"{page.repeats:,} samples repeat earlier ones"
+        yield Content.styled(clipped(repeats, width), "$warning")
     lengths = f"; {page.span[0]:,} to {page.span[1]:,} tokens per sample" if page.span else ""
     legend = f"trained on: {MARKS[0]}green{MARKS[1]}; context only: gray{lengths}"
     yield Content.styled(clipped(legend, width), "$muted")
