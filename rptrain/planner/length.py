@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from math import ceil
-from typing import Any
+from typing import Any, Self
 
 from rptrain.config.schema import Config
 from rptrain.data.amount import Amount
@@ -31,9 +31,15 @@ class RunLength:
     filled: float | None = None  # fraction of the sequences that is not padding
     longest: int | None = None  # tokens of the longest sample that was read
     shorter: int | None = None  # a data.max_length that all samples fit, if it should be shorter
+    measured_seconds: float | None = None  # of all steps at the speed of an earlier run with these settings
+    measured_in: str | None = None  # that run
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def at_speed(self, tokens_per_second: float, run: str, tokens_per_step: int) -> Self:
+        """With the time that it takes at the speed of an earlier run, padding included."""
+        return replace(self, measured_seconds=self.steps * tokens_per_step / tokens_per_second, measured_in=run)
 
 
 def total_steps(config: Config, steps_per_epoch: int) -> int:
@@ -108,10 +114,18 @@ def sentences(config: Config, length: RunLength) -> Iterator[str]:
         steps += f": {epochs} epochs of {_number(length.samples, exact)} samples"
     yield steps[0].upper() + steps[1:]
     parts = [] if length.tokens is None else [f"{_number(length.tokens, exact)} tokens without padding"]
-    parts += [] if length.seconds is None else [f"about {format_duration(length.seconds)} in total"]
+    parts += [] if length.seconds is None else [_duration(length)]
     if parts:
         text = "; ".join(parts)
         yield text[0].upper() + text[1:]
+
+
+def _duration(length: RunLength) -> str:
+    planned = format_duration(length.seconds)
+    if length.measured_seconds is None:
+        return f"about {planned} in total"
+    measured = format_duration(length.measured_seconds)
+    return f"about {measured} in total at the speed measured in the run {length.measured_in} (planned: {planned})"
 
 
 def _number(count: int, exact: bool) -> str:

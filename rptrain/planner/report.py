@@ -18,8 +18,10 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
                  without a plan
     length       steps, sequences, seconds, epochs, steps_per_epoch, samples and tokens (without padding) of the run,
                  exact (whether the data was counted, not estimated from its first rows), filled (fraction that is not
-                 padding), longest (tokens of the longest sample that was read), and shorter (a max_length that would be
-                 better, or null). Of another machine's data nothing is known; null if the steps depend on it
+                 padding), longest (tokens of the longest sample that was read), shorter (a max_length that would be
+                 better, or null), and measured_seconds and measured_in (the time at the speed of an earlier run with
+                 the same settings, and its name, or null). Of another machine's data nothing is known; null if the
+                 steps depend on it
     types        estimates for the type of products of the config and then for the other one (name, settings,
                  seconds_per_step, tokens_per_second), suggested (settings, or null); null without another type that can
                  be used, for a resumed run, which keeps its type, and with --timings, because the other type is not
@@ -276,9 +278,13 @@ def report(
         itemsize = DTYPES[config.model.dtype].itemsize
         reading = disk_reading(files, spec, itemsize, run.plan, run.estimate.period, memory.host)
     with_adapters = config.adapters is not None or starts_from_files(config, model_dir)
-    readiness = Readiness((), (), None)
+    readiness, past = Readiness((), (), None), None
     if hardware.here and nodes is None:
         readiness = look(resolved, config, model_dir, spec)
+        past = past_speed(config, used.names)
+    length = length_of(config, readiness.amount, run and run.estimate.period)
+    if length and past:
+        length = length.at_speed(past.tokens_per_second, past.run, config.tokens)
     return PlanReport(
         config,
         spec,
@@ -295,8 +301,8 @@ def report(
         product_types(config, hardware, run) if run and memory.fits and found is None and source is None else (),
         scaling(config, spec, hardware, nodes, run, memory, measured) if nodes and run else None,
         readiness,
-        length_of(config, readiness.amount, run and run.estimate.period),
-        past_speed(config, used.names) if hardware.here and nodes is None else None,
+        length,
+        past,
     )
 
 

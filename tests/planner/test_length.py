@@ -61,6 +61,16 @@ def test_in_words(train: dict[str, Any], amount: Amount | None, lines: list[str]
     assert found.sequences == 16 * found.steps == 16 * total_steps(settings, 20)
 
 
+def test_the_time_at_a_measured_speed() -> None:
+    settings = config(max_steps=60)
+    found = length_of(settings, None, 0.25)
+    assert found is not None and found.measured_seconds is None
+    found = found.at_speed(800.0, "old", settings.tokens)
+    assert list(sentences(settings, found))[1] == (
+        "About 2 m 00 s in total at the speed measured in the run old (planned: 15 s)"
+    )
+
+
 def test_what_is_unknown() -> None:
     assert length_of(config(), None, 2.0) is None
     found = length_of(config(max_steps=5), None, None)

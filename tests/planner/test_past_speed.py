@@ -1,13 +1,15 @@
 """The speed that an earlier run measured, beside that of a plan."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rptrain.config.schema import Config
-from rptrain.planner.past_speed import past_speed
+from rptrain.planner.past_speed import PastSpeed, past_speed
 
+from .. import run_tools as tools
 from ..tui.recorded import make_run
 
 DEVICES = ("cuda:0", "cuda:1")
@@ -52,3 +54,14 @@ def test_other_settings_have_another_speed(tmp_path: Path, sections: dict[str, A
 
 def test_a_folder_without_runs(tmp_path: Path):
     assert past_speed(settings(tmp_path / "none"), DEVICES) is None
+
+
+def test_a_plan_takes_its_time_from_the_measured_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rptrain.planner.report.past_speed", lambda *_: PastSpeed("old", 100.0))
+    tools.write_model(tmp_path / "model")
+    tools.write_config(tmp_path)
+    found = json.loads(tools.invoke("plan", "--config", "run.toml", "--json").stdout)
+    length = found["length"]
+    assert length["measured_seconds"] == length["steps"] * found["step"]["tokens"] / 100 and length["seconds"]
+    assert length["measured_in"] == "old"

@@ -65,6 +65,7 @@ def planned(fits: bool = True) -> Planned:
             "filled": 0.97,
             "longest": 61,
             "shorter": None,
+            "measured_seconds": None,
         },
         "memory": places,
         "advice": {"remedies": [] if fits else [remedy], "missing": {}},

@@ -347,10 +347,12 @@ async def test_a_remedy_is_one_key(make: Made, helper: Scripted, key: str):
 async def test_the_plan_shows_a_measured_speed_and_a_shorter_sequence(make: Made, helper: Scripted):
     found = planned()
     found.report["plan"]["past"] = {"run": "old[red]", "tokens_per_second": 23.0}
-    found.report["length"]["shorter"] = 128
+    found.report["length"].update(shorter=128, measured_seconds=9_000.0)
     helper.answers[heavy.plan] = found
     async with make().run_test(size=(120, 36)) as pilot:
         await until(pilot, lambda: "23 tokens/s measured by the run old[red]" in screen_text(pilot.app))
+        text = screen_text(pilot.app)
+        assert "about 2 h 30 m in total as measured (planned: 2 h 48 m)" in text
         assert "samples have up to 61 tokens" in " ".join(screen_text(pilot.app).split())
         assert "alt+1 sequence length = 128" in screen_text(pilot.app)
         helper.answers[heavy.plan] = planned()

@@ -117,8 +117,11 @@ class PlanPanel(Widget):
         yield from self._pair(width, f"{of_steps}{length['steps']:,}", steps, *epochs)
         tokens = ("", "") if length["tokens"] is None else (f"{about}{format_count(length['tokens'])}", "tokens")
         yield from self._pair(width, f"{of_steps}{length['sequences']:,}", "sequences", *tokens)
-        if length["seconds"] is not None:
-            yield from self._pair(width, f"about {format_duration(length['seconds'])}", "in total", "", "")
+        if (seconds := length["seconds"]) is not None:
+            measured = length["measured_seconds"]
+            source = "" if measured is None else f" as measured (planned: {format_duration(seconds)})"
+            total = format_duration(seconds if measured is None else measured)
+            yield Content.assemble((f"about {total}", "bold"), (f" in total{source}", "$muted"))
 
     @staticmethod
     def _machine(report: Mapping[str, Any]) -> str:
