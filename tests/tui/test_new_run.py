@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from textual._xterm_parser import XTermParser
 from textual.events import Key
 from textual.widgets import Button, Input, OptionList
 
@@ -341,6 +342,39 @@ async def test_a_remedy_is_one_key(make: Made, helper: Scripted, key: str):
         await ready(pilot)
         assert "micro_batch_size = 1\n" in helper.asked[-1][2] and shown(pilot.app, "model-path") == ["tiny-tasks"]
         await press_until(pilot, "alt+2", lambda: "✓ fits" in screen_text(pilot.app))  # there is none
+
+
+@driven
+async def test_alt_and_a_digit_as_terminals_send_them_change_no_value(make: Made, helper: Scripted):
+    """Escape and the digit, which Textual reads as a character."""
+    helper.answers[heavy.plan] = planned(fits=False)
+    async with make().run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "alt+1 micro-batch = 1" in screen_text(pilot.app))
+        await focus(pilot, "#model-path")
+        parser = XTermParser()
+        for digit in range(9, 1, -1):
+            for event in parser.feed(f"\x1b{digit}"):
+                pilot.app.post_message(event)
+        assert "alt+1 micro-batch = 1" in await settled(pilot), "there is only one change"
+        helper.answers[heavy.plan] = planned()
+        for event in parser.feed("\x1b1"):
+            pilot.app.post_message(event)
+        await ready(pilot)
+        assert "micro_batch_size = 1\n" in helper.asked[-1][2] and shown(pilot.app, "model-path") == ["tiny-tasks"]
+
+
+@driven
+async def test_the_changes_are_reached_without_alt(make: Made, helper: Scripted):
+    helper.answers[heavy.plan] = planned(fits=False)
+    async with make().run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "What makes it fit (ctrl+g):" in screen_text(pilot.app))
+        await focus(pilot, "#model-path")
+        advice = pilot.app.screen.query_one("#advice", OptionList)
+        await press_until(pilot, "ctrl+g", lambda: advice.has_focus and advice.highlighted == 1)
+        helper.answers[heavy.plan] = planned()
+        await pilot.press("enter")
+        await ready(pilot)
+        assert "micro_batch_size = 1\n" in helper.asked[-1][2]
 
 
 @driven

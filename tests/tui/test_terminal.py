@@ -1,4 +1,4 @@
-"""The whole way in a real terminal by keys alone, from an empty folder to an answer, and the number of keys."""
+"""A real terminal: from an empty folder to an answer by keys alone, the number of keys, and keys with alt."""
 
 import os
 import re
@@ -28,8 +28,8 @@ class Terminal:
         self._server = f"rptrain-test-{os.getpid()}"
         self.keys = 0  # pressed since the last `task`
 
-    def start(self) -> None:
-        program = f"{sys.executable} -P -m rptrain"
+    def start(self, *arguments: str) -> None:
+        program = " ".join([sys.executable, "-P", "-m", "rptrain", *arguments])
         self._tmux("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", "-c", str(self._folder), program)
 
     def close(self) -> None:
@@ -73,12 +73,22 @@ class Terminal:
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     (tmp_path / "work").mkdir()
     terminal = Terminal(tmp_path / "work")
-    terminal.start()
     yield terminal
     terminal.close()
 
 
+def test_alt_and_a_digit_takes_a_change(terminal: Terminal, tmp_path: Path):
+    settings = '[model]\npath = "tiny-tasks"\n[[data.train]]\npath = "builtin:tasks"\n[engine]\nhost_limit = "200MiB"\n'
+    (tmp_path / "work/tight.toml").write_text(settings)
+    terminal.start("tight.toml")
+    terminal.until("does not fit")
+    terminal.press("M-1")
+    terminal.until(r"✓ fits")
+    assert re.search("model  +tiny-tasks  ", terminal.until("tight.toml [*]"))
+
+
 def test_from_an_empty_folder_to_an_answer(terminal: Terminal, tmp_path: Path):
+    terminal.start()
     keys: dict[str, int] = {}
     if "1 of 3" in terminal.until("1 of 3(.|\\n)*tiny-tasks  |✓ fits"):
         for step in (2, 3):

@@ -32,7 +32,7 @@ from rptrain.tui.services.heavy import Planned
 from rptrain.tui.services.helper import HelperError
 from rptrain.tui.services.launch import free_name
 from rptrain.tui.services.setting_text import STOPS, about, length_note, reason_of, with_labels
-from rptrain.tui.widgets.advice_list import AdviceList
+from rptrain.tui.widgets.advice_list import REMEDY_BINDINGS, AdviceList
 from rptrain.tui.widgets.form import Form
 from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.plan_panel import PlanPanel
@@ -53,7 +53,7 @@ class NewRun(Screen[None]):
         Binding("ctrl+n", "add_set", "add data set", show=False),
         Binding("ctrl+o", "open", "open", show=False),
         Binding("f6", "save_as", "save as", show=False),
-        *(Binding(f"alt+{n},{n}", f"remedy({n})", "remedy", show=False) for n in range(1, 10)),
+        *REMEDY_BINDINGS,
         Binding("f5", "settings", "all settings", show=False),
         Binding("f7", "guide", "three questions", show=False),
         Binding("escape", "stay", "cancel the start", show=False),
@@ -68,7 +68,7 @@ class NewRun(Screen[None]):
         ("ctrl+s", "save the config"),
         ("ctrl+t", "samples of the data, as the model reads them"),
         ("ctrl+n ctrl+l", "add a data set; remove the one with the focus"),
-        ("alt+1 alt+2 …", "take a change that makes the run fit"),
+        ("alt+1 alt+2 …", "take a change that makes the run fit; ctrl+g goes to these, and enter takes one"),
         ("ctrl+o", "open a config file or a past run's settings"),
         ("F6", "save the config under another name"),
         ("F5", "all settings there are, to find one and set it"),
@@ -255,10 +255,12 @@ class NewRun(Screen[None]):
         if event.option.id is not None:
             self.action_remedy(int(event.option.id))
 
+    def action_advice(self) -> None:
+        self.query_one(AdviceList).focus()
+
     def action_remedy(self, number: int) -> None:
         """Takes a change that the plan proposes, from 1."""
-        values = self.query_one(AdviceList).changes(number)
-        if not values:
+        if not (values := self.query_one(AdviceList).changes(number)):
             return
         self._take()
         try:

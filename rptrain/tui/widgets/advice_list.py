@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from textual.binding import Binding
 from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
@@ -9,6 +10,16 @@ from textual.widgets.option_list import Option
 from rptrain.config.types import format_size
 from rptrain.tui.services.heavy import Planned
 from rptrain.tui.services.setting_text import with_labels
+from rptrain.tui.widgets.bindings import ALT_DIGITS
+
+REMEDY_BINDINGS = (
+    *(
+        Binding(f"alt+{n},{other}", f"remedy({n})", "remedy", show=False, priority=True)
+        for n, other in enumerate(ALT_DIGITS, 1)
+    ),
+    *(Binding(str(n), f"remedy({n})", "remedy", show=False) for n in range(1, 10)),
+    Binding("ctrl+g", "advice", "proposed changes", show=False),
+)
 
 
 class AdviceList(OptionList):
@@ -20,6 +31,10 @@ class AdviceList(OptionList):
         super().__init__(id="advice", compact=True)
         self._remedies: list[Mapping[str, object]] = []
         self.display = False
+
+    def on_focus(self) -> None:
+        if self.highlighted is None and self._remedies:
+            self.highlighted = 1  # the first change, below the title
 
     def propose(self, planned: Planned | None) -> None:
         """Shows the changes that a plan proposes; None: nothing."""
@@ -35,7 +50,9 @@ class AdviceList(OptionList):
         self.display = bool(title)
         if planned is None or not title:
             return
-        self.add_option(Option(Content.styled(title[:1].upper() + title[1:], "bold"), disabled=True))
+        keys = " (ctrl+g):" if self._remedies else ""
+        title = f"{title[:1].upper()}{title[1:].removesuffix(':')}{keys}"
+        self.add_option(Option(Content.styled(title, "bold"), disabled=True))
         for number in range(1, len(self._remedies) + 1):
             text = with_labels(", ".join(f"{key} = {value}" for key, value in self.changes(number).items()))
             self.add_option(Option(Content.assemble((f"alt+{number} ", "$accent"), text), id=str(number)))

@@ -4,6 +4,7 @@ from rich.segment import Segment
 from textual.strip import Strip
 from textual.widgets import Input
 
+from rptrain.tui.widgets.bindings import ALT_DIGITS
 from rptrain.utils.text import one_line
 
 
@@ -17,6 +18,10 @@ class Entry(Input):
         """Sets a value that was not typed."""
         self.value = value
         self.select_all()
+
+    def check_consume_key(self, key: str, character: str | None) -> bool:
+        """Leaves alt and a digit to a screen that binds them."""
+        return key not in ALT_DIGITS and super().check_consume_key(key, character)
 
     def render_line(self, y: int) -> Strip:
         strip = super().render_line(y)
