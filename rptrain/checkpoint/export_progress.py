@@ -9,6 +9,7 @@ from rptrain.checkpoint.atomic_dir import MANIFEST, is_of_kind
 from rptrain.utils.files import read_small_text
 
 ADAPTER_CONFIG = "adapter_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 KIND = "export"  # `kind` in the manifest of an export
 Phase = Literal["checking", "writing", "reading back"]
 Report = Callable[[Phase, int, int], object]  # the phase, and the bytes that are written of those to write
@@ -51,16 +52,42 @@ def base_format(directory: Path) -> str:
 
 
 def loading_code(directory: Path) -> str:
-    """Python code that loads an export: with PEFT if it is an adapter, else with transformers."""
-    path = str(directory.absolute())
-    config = directory / ADAPTER_CONFIG
-    if not config.is_file():
-        return f"from transformers import AutoModelForCausalLM\nmodel = AutoModelForCausalLM.from_pretrained({path!r})"
-    base = json.loads(read_small_text(config))["base_model_name_or_path"]
-    return (
-        "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n"
-        f"base = AutoModelForCausalLM.from_pretrained({base!r})\nmodel = PeftModel.from_pretrained(base, {path!r})"
+    """Python code that loads an export: with PEFT if it is an adapter, else with transformers. Its path is relative to
+    the current directory if it is inside.
+    """
+    place, here = directory.absolute(), Path.cwd()
+    path = place.relative_to(here) if place.is_relative_to(here) else place
+    adapter, base, at = directory / ADAPTER_CONFIG, None, "path"
+    if adapter.is_file():
+        base, at = json.loads(read_small_text(adapter))["base_model_name_or_path"], "base"
+    several = _architecture(directory if base is None else Path(base)).endswith("ForConditionalGeneration")
+    model = "AutoModelForImageTextToText" if several else "AutoModelForCausalLM"
+    tokenizer = (directory / TOKENIZER_CONFIG).is_file()
+    return "\n".join(
+        [
+            *(["from peft import PeftModel"] if base is not None else []),
+            f"from transformers import {model}{', AutoTokenizer' if tokenizer else ''}",
+            "",
+            *([f"base = {_quoted(base)}"] if base is not None else []),
+            f"path = {_quoted(str(path))}",
+            f"model = {model}.from_pretrained({at})",
+            *(["model = PeftModel.from_pretrained(model, path)"] if base is not None else []),
+            *(["tokenizer = AutoTokenizer.from_pretrained(path)"] if tokenizer else []),
+        ]
     )
+
+
+def _architecture(directory: Path) -> str:
+    """That of the model in a directory; empty if it cannot be read."""
+    try:
+        return str(json.loads(read_small_text(directory / "config.json"))["architectures"][0])
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return ""
+
+
+def _quoted(text: str) -> str:
+    """A string of Python, in double quotes."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def record(**fields: Any) -> str:

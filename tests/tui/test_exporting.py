@@ -115,7 +115,7 @@ async def test_the_bytes_are_shown_and_then_the_code(make: Made, run: Path, monk
         await press_until(pilot, "enter", lambda: "writing  3.00 GiB of 12.0 GiB" in screen_text(app))
         Path("go").touch()
         await until(pilot, lambda: "exported to out" in screen_text(app) and "[b]out" in screen_text(app))
-        await press_until(pilot, "y", lambda: app.clipboard == CODE)
+        await press_until(pilot, "y", lambda: app.clipboard == CODE and "if the terminal lets" in notified(app))
         await press_until(pilot, "enter", lambda: not isinstance(app.screen, Exporting))
         await asked(pilot, run)  # closed before its end, the export tells the code in a note
         Path("go").unlink()

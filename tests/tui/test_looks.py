@@ -37,9 +37,13 @@ SCREENS = (
 )
 CODE = """\
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
-base = AutoModelForCausalLM.from_pretrained('/models/llama-3.1-8b')
-model = PeftModel.from_pretrained(base, '/home/me/runs/llama-export')"""
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = "/models/llama-3.1-8b"
+path = "runs/llama-export"
+model = AutoModelForCausalLM.from_pretrained(base)
+model = PeftModel.from_pretrained(model, path)
+tokenizer = AutoTokenizer.from_pretrained(path)"""
 RECORDS = (
     {"phase": "writing", "bytes": 3 << 30, "total": 12 << 30},
     {"phase": "done", "path": "out", "code": CODE},

@@ -132,7 +132,7 @@ class Exporting(Dialog[None]):
     def action_copy(self) -> None:
         if self._code:
             self.app.copy_to_clipboard(self._code)
-            self.notify("copied")
+            self.notify("copied, if the terminal lets programs copy")
 
     def action_close(self) -> None:
         self._is_dismissed = True

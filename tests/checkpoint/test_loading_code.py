@@ -1,0 +1,58 @@
+"""The Python code that loads an export, by the files that it has."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rptrain.checkpoint.export_progress import loading_code
+
+SEVERAL = {"architectures": ["Mistral3ForConditionalGeneration"]}
+TEXT = {"architectures": ["LlamaForCausalLM"]}
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/a").mkdir(parents=True)
+    return tmp_path / "runs/a"
+
+
+@pytest.mark.parametrize(
+    ("config", "model"), [(TEXT, "AutoModelForCausalLM"), (SEVERAL, "AutoModelForImageTextToText")]
+)
+def test_a_model_with_its_tokenizer(directory: Path, config: dict[str, object], model: str):
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "tokenizer_config.json").write_text("{}")
+    assert loading_code(directory).splitlines() == [
+        f"from transformers import {model}, AutoTokenizer",
+        "",
+        'path = "runs/a"',
+        f"model = {model}.from_pretrained(path)",
+        "tokenizer = AutoTokenizer.from_pretrained(path)",
+    ]
+
+
+def test_an_adapter_of_a_model_with_a_vision_tower_outside_of_the_current_directory(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    base = directory.parent / 'base "b"'
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps(SEVERAL))
+    (directory / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    monkeypatch.chdir(base)
+    assert loading_code(directory).splitlines() == [
+        "from peft import PeftModel",
+        "from transformers import AutoModelForImageTextToText",
+        "",
+        f'base = "{directory.parent}/base \\"b\\""',
+        f'path = "{directory}"',
+        "model = AutoModelForImageTextToText.from_pretrained(base)",
+        "model = PeftModel.from_pretrained(model, path)",
+    ]
+
+
+@pytest.mark.parametrize("config", ["", "[]", '{"architectures": []}', '{"architectures": null}'])
+def test_a_base_whose_config_cannot_be_read(directory: Path, config: str):
+    (directory / "config.json").write_text(config)
+    assert "model = AutoModelForCausalLM.from_pretrained(path)" in loading_code(directory)
