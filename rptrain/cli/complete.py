@@ -6,9 +6,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
+from rptrain.utils.paths import RUNS
 from rptrain.utils.text import one_line
-
-RUNS = Path("runs")  # the folder of runs, by default
 
 
 def run_names(context: typer.Context, incomplete: str) -> list[str]:

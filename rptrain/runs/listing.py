@@ -3,11 +3,13 @@
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from rich.cells import cell_len
 
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.runs.event_log import EventLog
@@ -21,6 +23,8 @@ from rptrain.utils.units import format_bytes, format_duration, format_loss, form
 if TYPE_CHECKING:
     from rich.console import Console
 
+DROPPED = ("size", "took", "began", "tokens/s", "processes", "best validation")  # columns, if there is too little room
+GAP = 2  # characters between two columns
 GLANCE = 1 << 18  # limit of what is read for a summary: the start and the end of the events are enough
 
 
@@ -172,7 +176,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def show(runs: Iterable[Summary], console: "Console") -> None:
-    """Prints the summaries as a table."""
+    """Prints the summaries as a table, with the columns that fit."""
     from rich.table import Table
     from rich.text import Text
 
@@ -189,15 +193,29 @@ def show(runs: Iterable[Summary], console: "Console") -> None:
         ]
     columns |= {
         "tokens/s": ["" if (speed := run.tokens_per_second) is None else format_speed(speed) for run in runs],
-        "began": ["" if run.began is None else f"{datetime.fromtimestamp(run.began):%Y-%m-%d %H:%M}" for run in runs],
+        "began": ["" if run.began is None else _moment(run.began) for run in runs],
         "took": ["" if run.seconds is None else format_duration(run.seconds) for run in runs],
         "size": [format_bytes(run.nbytes) for run in runs],
     }
     if any(run.processes > 1 for run in runs):
         columns["processes"] = [str(run.processes) for run in runs]
+    for name in DROPPED:
+        if _width(columns) > console.width:
+            columns.pop(name, None)
     table = Table(box=None, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="left" if name in ("run", "state", "began") else "right", no_wrap=True)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*map(Text, row))
     console.print(table)
+
+
+def _width(columns: Mapping[str, Sequence[str]]) -> int:
+    """Characters of a line of the table."""
+    return sum(max(map(cell_len, (name, *cells))) for name, cells in columns.items()) + GAP * (len(columns) - 1)
+
+
+def _moment(time: float) -> str:
+    """A Unix time in a few characters: with the year only if it is another one."""
+    moment = datetime.fromtimestamp(time)
+    return f"{moment:%m-%d %H:%M}" if moment.year == datetime.now().year else f"{moment:%Y-%m-%d}"

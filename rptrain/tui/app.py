@@ -27,7 +27,7 @@ from rptrain.tui.screens.runs import Runs
 from rptrain.tui.services import preferences
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.helper import ChildHelper, Helper
-from rptrain.tui.services.outcomes import died, outcome
+from rptrain.tui.services.outcomes import died, outcome, still_trains
 from rptrain.tui.services.preferences import Look
 from rptrain.tui.themes import THEMES
 from rptrain.tui.widgets.sizes import MEDIUM, NARROW, TALL, WIDE
@@ -154,6 +154,12 @@ class RptrainApp(App[None]):
         self._shared.helper.close()
         if self._shared.chat is not None:
             await self._shared.chat.close()
+
+    def still_training(self) -> list[str]:
+        """A sentence for each run that was started or shown here and still trains."""
+        starting = {run.path for run in self._shared.launched.values() if run.running}
+        paths = sorted(starting | self._shared.opened)
+        return [text for path in paths if (text := still_trains(path, starting=path in starting)) is not None]
 
     def action_help(self) -> None:
         keys, in_dialog = getattr(self.screen, "KEYS", ()), isinstance(self.screen, ModalScreen)

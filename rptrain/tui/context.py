@@ -26,6 +26,7 @@ class Context:
     unsaved: bool = False  # the draft has edits that are not in its file
     welcome: bool = False  # neither a run nor a config exists yet
     launched: dict[Path, Launched] = field(default_factory=dict)  # processes started here, by folder
+    opened: set[Path] = field(default_factory=set)  # runs that were shown
 
     async def start(self, config: Path, output_dir: str, run_name: str) -> Launched:
         """Starts a new run. Raises UserError if it cannot be started."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rptrain.utils.collecting import gc_disabled, gc_rarely
 from rptrain.utils.errors import UserError
-from rptrain.utils.text import is_terminal
+from rptrain.utils.text import is_terminal, printable
 
 PLAIN = ("", "dumb", "unknown")  # terminals without cursor control
 
@@ -36,6 +36,8 @@ def open_interface(attach: Path | None = None, config: Path | None = None) -> No
         app.run()
     if app.return_code:
         raise SystemExit(app.return_code)
+    for text in app.still_training():
+        print(printable(text))
 
 
 def _instead(attach: Path | None) -> str:

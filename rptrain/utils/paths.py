@@ -6,6 +6,8 @@ from pathlib import Path
 
 from rptrain.utils.errors import UserError
 
+RUNS = Path("runs")  # the folder of runs, by default
+
 
 def expanded(path: str | os.PathLike[str], source: str = "") -> Path:
     """The path with the home directory in place of "~" or "~user". Raises UserError as `expanded_text`."""

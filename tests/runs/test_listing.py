@@ -134,6 +134,25 @@ def test_names_are_shown_without_what_a_terminal_obeys(tmp_path):
     assert "\x1b" not in shown and "\x07" not in shown and "␛]0;title␇[bold]b" in shown
 
 
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (120, "run state step loss tokens/s began took size"),
+        (80, "run state step loss tokens/s began took"),
+        (60, "run state step loss tokens/s"),
+        (48, "run state step loss"),
+    ],
+)
+def test_a_narrow_terminal_shows_fewer_columns_whole(tmp_path, width, columns):
+    records = (START, process(), step(12345), {"event": "finished", "step": 12345, "time": 493.0})
+    make(tmp_path, "support-of-all", *records)
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    listing.show(summaries(tmp_path), console)
+    heading, line = console.export_text().splitlines()
+    assert heading.split() == columns.split() and "…" not in line
+    assert line.startswith("support-of-all  finished  12345/10")
+
+
 def test_a_run_that_trains_beside_a_model(tmp_path):
     """The run of a checkpoint, or one in the same folder; not one that ended, or whose process is gone."""
     checkpoint = make_run(tmp_path / "runs", "done", end="finished", alive=False) / "checkpoints/checkpoint-4"

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from rptrain.tui.messages import OpenRun
 from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.screens.runs import Runs
 from rptrain.tui.services import launch
-from rptrain.tui.services.outcomes import outcome
+from rptrain.tui.services.outcomes import outcome, still_trains
 
 from .conftest import Made, Scripted, driven, notified, press_until, screen_text, settled, until
 from .recorded import BEGAN, make_run
@@ -30,6 +31,34 @@ def test_how_a_run_ended(tmp_path: Path, end: str | None, alive: bool, text: str
     said, severity = outcome(run, -9, BEGAN)
     assert said.startswith(text) and severity == ("information" if end in ("finished", "stopped") else "error")
     assert outcome(run, 2, BEGAN + 1) == ("llama did not start", "error")
+
+
+def test_runs_that_still_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(Path("runs"), steps=20)
+    sentence = "llama keeps training (step 20 of 1,000): rptrain attach llama"
+    assert still_trains(run, starting=True) == still_trains(run, starting=False) == sentence
+    elsewhere = make_run(tmp_path / "my runs", "bert", steps=5)
+    with (elsewhere / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"schema": 1, "event": "paused", "time": BEGAN + 300, "step": 5}) + "\n")
+    sentence = f"bert is paused (step 5 of 1,000): rptrain attach '{elsewhere}'"
+    assert still_trains(elsewhere, starting=False) == sentence
+    ended = make_run(Path("runs"), "ended", steps=5, end="stopped")
+    assert still_trains(ended, starting=False) is None
+    assert still_trains(ended, starting=True) == "ended is starting: rptrain attach ended"
+
+
+@pytest.mark.long
+@driven
+async def test_the_app_knows_which_runs_still_train(make: Made, tmp_path: Path):
+    run, ended = make_run(tmp_path / "runs", steps=20), make_run(tmp_path / "runs", "ended", steps=5, end="stopped")
+    app = make(attach=run)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "training" in screen_text(app))
+        app.post_message(OpenRun(ended))
+        await until(pilot, lambda: "stopped" in screen_text(app))
+        await pilot.press("ctrl+q")
+    assert [text.split()[0] for text in app.still_training()] == ["llama"]
 
 
 @pytest.mark.long

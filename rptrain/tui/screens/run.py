@@ -116,6 +116,7 @@ class RunScreen(Screen[None]):
     def __init__(self, context: Context, path: Path, launched: Launched | None = None) -> None:
         super().__init__()
         self._shared, self.path = context, path
+        context.opened.add(path)
         self._launched = launched or context.launched.get(path)  # until its run has events
         self._view: RunView | None = None
         self._replay: Replay | None = None

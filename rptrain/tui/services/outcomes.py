@@ -1,5 +1,6 @@
 """How a run ended, in a sentence."""
 
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -7,6 +8,7 @@ from rptrain.runs.ending import ending_of
 from rptrain.runs.listing import GLANCE, summaries
 from rptrain.runs.loss_change import finished_sentence
 from rptrain.runs.view import RunView
+from rptrain.utils.paths import RUNS
 
 
 def died(folder: Path) -> str | None:
@@ -32,3 +34,16 @@ def outcome(run: Path, code: int | None = None, began: float = 0.0) -> tuple[str
         return f"{run.name} stopped after step {view.step:,}", "information"
     ending = ending_of(view, code)
     return f"{run.name} {view.state}{'' if ending is None else f': {ending.cause}'}", "error"
+
+
+def still_trains(run: Path, *, starting: bool) -> str | None:
+    """A sentence about a run that a process on this machine trains, with the command that shows it again; None for
+    others. `starting`: a process that may not have recorded anything was started.
+    """
+    view = RunView(run, large=GLANCE)
+    show = f"rptrain attach {shlex.quote(run.name if run.parent == RUNS else str(run))}"
+    if view.ended or view.process is None:
+        return f"{run.name} is starting: {show}" if starting else None
+    total = "" if view.total_steps is None else f" of {view.total_steps:,}"
+    state = "is paused" if view.state == "paused" else "keeps training"
+    return f"{run.name} {state} (step {view.step:,}{total}): {show}"
