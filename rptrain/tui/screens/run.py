@@ -243,7 +243,7 @@ class RunScreen(Screen[None]):
             self.query_one(SchedulePanel).parts = ProcessSchedule.all_of(view)
         else:
             self._show_devices(view, state)
-            self.query_one(Curves).show(view)
+            self.query_one(Curves).show(view, ended=state in ENDED)
         panel = self.query_one(LogPanel)
         panel.show_log(view.whole_log)
         panel.show_samples(view.samples)

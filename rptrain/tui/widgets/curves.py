@@ -80,6 +80,7 @@ class Curves(Horizontal):
     def __init__(self) -> None:
         super().__init__(id="middle")
         self._view: RunView | None = None
+        self._ended = False
         self._drawn: tuple[object, ...] = ()  # what the curves were drawn from
         self._when = 0.0
         self._later = False  # whether a drawing is due
@@ -98,9 +99,12 @@ class Curves(Horizontal):
         with VerticalScroll(id="memory"):
             yield MemoryPanel()
 
-    def show(self, view: RunView) -> None:
-        """Draws the curves of a view, unless nothing is new or the last drawing was just made."""
-        self.query_one(MemoryPanel).show(view)
+    def show(self, view: RunView, *, ended: bool) -> None:
+        """Draws the curves of a view, unless nothing is new or the last drawing was just made. `ended`: the run, which
+        is not replayed.
+        """
+        self._ended = ended
+        self.query_one(MemoryPanel).show(view, ended=ended)
         now = asyncio.get_running_loop().time()
         timed = view.recent[-1].time // BUCKET if view.recent and self.chosen is not None and self.chosen.timed else 0
         source = (view, len(view.steps), len(view.scores), timed)
@@ -119,7 +123,7 @@ class Curves(Horizontal):
         """Draws what was too soon to draw, if nothing else did: a run may have ended."""
         self._later = False
         if self._view is not None:
-            self.show(self._view)
+            self.show(self._view, ended=self._ended)
 
     def turn(self) -> None:
         """Shows the next plot that has points alone, and after the last one all that fit."""

@@ -1,5 +1,6 @@
 """Host memory by use, and the state of the optimizer."""
 
+import re
 from collections.abc import Iterator
 
 from textual.content import Content
@@ -12,7 +13,10 @@ from rptrain.utils.text import clipped
 from rptrain.utils.units import DASH, format_bytes, format_seconds
 
 LEAST = 0.002  # fraction of host memory; smaller parts are omitted
+MEASURED = "last measured"
 SHORT = {  # of names whose first words alone say too little
+    f"Host, {MEASURED}": "Last measured",
+    f"Host 0, {MEASURED}": "Last measured",
     "the program and its libraries": "program",
     "rest of the float32 weights": "float32 rest",
     "weights in FP8 for the devices": "FP8 weights",
@@ -21,6 +25,7 @@ SHORT = {  # of names whose first words alone say too little
     "gradients of other processes": "others' gradients",
     "buffers of file-backed weights": "file buffers",
 }
+_WORKERS = re.compile(r"memory of (\d+ CPU workers)")
 LINKS = ("of", "the", "in", "for", "between", "and", "over", "by")  # words that end no name
 BAR = "bar"  # in place of a name: the value is a fraction
 
@@ -32,8 +37,8 @@ class MemoryPanel(LineWidget):
         super().__init__()
         self._parts: tuple[tuple[str, str, str], ...] = ()  # name, value, style
 
-    def show(self, view: RunView) -> None:
-        before, self._parts = len(self._parts), (*_host(view), *_optimizer(view), *_uses(view))
+    def show(self, view: RunView, *, ended: bool) -> None:
+        before, self._parts = len(self._parts), (*_host(view, ended), *_optimizer(view), *_uses(view))
         if len(self._parts) != before:
             self.refresh(layout=True)
         self.redraw()
@@ -57,7 +62,7 @@ def shortened(name: str, room: int) -> str:
     indent = name[: len(name) - len(text)]
     room -= len(indent)
     if len(text) > room:
-        text = SHORT.get(text, text)
+        text = SHORT.get(text, _WORKERS.sub(r"\1", text))
     if len(text) > room:
         text = text.partition(",")[0]
     words = text.split(" ")
@@ -66,14 +71,15 @@ def shortened(name: str, room: int) -> str:
     return indent + clipped(" ".join(words), room)
 
 
-def _host(view: RunView) -> Iterator[tuple[str, str, str]]:
+def _host(view: RunView, ended: bool) -> Iterator[tuple[str, str, str]]:
     """A fixed number of lines, so that the lines below do not move."""
-    now, host = view.now, view.host
+    last, host = view.recent[-1] if view.recent else None, view.host
     name = "Host 0" if view.process_count > 1 else "Host"  # those of other processes stand above their devices
-    if now is not None:
-        room = now.process + now.free
-        yield name, f"{format_bytes(now.process)} of {format_bytes(room)}", "bold"
-        yield BAR, str(now.process / room if room else 0.0), "$primary"
+    if last is not None:
+        room = last.process + last.free
+        used = format_bytes(last.process)
+        yield (f"{name}, {MEASURED}", used, "bold") if ended else (name, f"{used} of {format_bytes(room)}", "bold")
+        yield BAR, str(last.process / room if room else 0.0), "$primary"
     else:
         yield f"{name}, as planned", DASH if host is None else format_bytes(host.total), "bold"
         yield BAR, str(host.total / host.limit if host and host.limit else 0.0), "$primary"
