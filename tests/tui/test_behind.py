@@ -195,6 +195,14 @@ def test_models_of_the_current_folder_come_first(tmp_path: Path, monkeypatch: py
     assert (first.path, first.source) == ("models/mine", "in this folder") and second.source == "bundled"
 
 
+def test_data_of_the_current_folder_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chats.jsonl").touch()
+    (tmp_path / "notes.txt").touch()
+    found = [file.path for file in places.data(["."])]
+    assert found == ["chats.jsonl", "builtin:tasks", "builtin:random", "notes.txt"]
+
+
 def test_paths_are_completed(tmp_path: Path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "b.bin").touch()
@@ -202,6 +210,16 @@ def test_paths_are_completed(tmp_path: Path):
     assert complete(f"{tmp_path}/mo") == f"{tmp_path}/models/"
     assert complete(f"{tmp_path}/models/", (".jsonl",)) == f"{tmp_path}/models/chats.jsonl"
     assert complete(f"{tmp_path}/models/x") is None and complete(f"{tmp_path}/none/x") is None
+
+
+def test_paths_of_models_end_at_their_folders(tmp_path: Path):
+    mine = tmp_path / "models" / "mine"
+    mine.mkdir(parents=True)
+    (tmp_path / "models" / "a.bin").touch()
+    (mine / "config.json").touch()
+    assert complete(f"{tmp_path}/mo", models=True) == f"{tmp_path}/models/"
+    assert complete(f"{tmp_path}/models/", models=True) == str(mine)
+    assert complete(str(mine), models=True) is None and complete(f"{mine}/", models=True) is None
 
 
 # Processes

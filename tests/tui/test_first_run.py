@@ -10,6 +10,7 @@ from rptrain.tui.screens.first_run import FirstRun
 from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.services import heavy, launch, places
+from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, notified, planned, press_until, screen_text, settled, type_over, until
 from .recorded import make_run
@@ -96,6 +97,22 @@ async def test_adapters_are_offered_only_for_a_model_with_weights(make: Made, he
                 assert "3 of 3" in screen_text(app)
             await press_until(pilot, "escape", lambda: "2 of 3" in screen_text(app))
             await press_until(pilot, "escape", lambda: "1 of 3" in screen_text(app))
+
+
+@driven
+async def test_what_is_in_the_current_folder_is_offered_first(make: Made, helper: Scripted, tmp_path: Path):
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model" / "config.json").touch()
+    (tmp_path / "chats.jsonl").write_text("{}\n")
+    helper.answers[places.models] = UserError("the list is not complete yet")
+    async with make(welcome=True).run_test(size=(80, 24)) as pilot:
+        await asked(pilot, 1)
+        await pilot.press("enter")
+        await asked(pilot, 2)
+        assert "my-model" in screen_text(pilot.app)
+        await pilot.press("enter")
+        await asked(pilot, 3)
+        assert "my-model   chats.jsonl" in screen_text(pilot.app)
 
 
 @driven

@@ -12,24 +12,30 @@ from rptrain.tui.screens.picker import Item, Question
 from rptrain.tui.services import places
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.fields import ALL
+from rptrain.tui.services.recipe import TINY
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import as_message
 from rptrain.utils.units import DASH, format_bytes, format_count
 
 
-def model_question(shared: Context, title: str = "Models on this machine", first: tuple[Item, ...] = ()) -> Question:
-    async def find() -> list[Item]:
-        known = {item.value for item in first}
-        found = await shared.helper.call(places.models, shared.preferences.models)
-        return [_model(model) for model in found if model.path not in known]
+def model_question(shared: Context, title: str = "Models on this machine", example: Item | None = None) -> Question:
+    """Asks for a model: those in the current folder first, then the example."""
 
-    return Question(title, find, first=first)
+    async def find() -> list[Item]:
+        found = await shared.helper.call(places.models, shared.preferences.models)
+        return [_model(model) for model in found if example is None or model.path != example.value]
+
+    own = (Item(path, "        in this folder") for path in places.own_models())
+    return Question(title, find, first=(*own, *_given(example)), models=True)
 
 
 def data_question(
-    shared: Context, draft: Draft, title: str = "Data on this machine", first: tuple[Item, ...] = ()
+    shared: Context, draft: Draft, title: str = "Data on this machine", example: Item | None = None
 ) -> Question:
-    """Asks for a data set, and shows samples of each as the model of a draft reads them."""
+    """Asks for a data set, and shows samples of each as the model of a draft reads them.
+
+    Files in the current folder come first, but after the example if the draft has its model.
+    """
 
     async def show(path: str) -> Content:
         shown = Draft(draft.path, draft.text)
@@ -41,10 +47,16 @@ def data_question(
 
     async def find() -> list[Item]:
         found = await asyncio.to_thread(places.data, shared.preferences.data)
-        known = {item.value for item in first}
-        return [_data(file) for file in found if file.path not in known]
+        return [_data(file) for file in found if example is None or file.path != example.value]
 
+    own = tuple(map(_data, places.own_data()))
+    is_example = draft.shown("model.path") == TINY
+    first = (*_given(example), *own) if is_example else (*own, *_given(example))
     return Question(title, find, show, places.DATA_SUFFIXES, first=first)
+
+
+def _given(example: Item | None) -> tuple[Item, ...]:
+    return () if example is None else (example,)
 
 
 def file_question(shared: Context) -> Question:

@@ -72,11 +72,11 @@ class FirstRun(Picker):
         chosen = "".join(f"   {one_line(value)}" for value in self._chosen())
         title = f"Your first run, {step + 1} of 3: {('the model', 'the data', 'the method')[step]}{chosen}"
         if step == 0:
-            return model_question(self._shared, title, (EXAMPLE,))
+            return model_question(self._shared, title, EXAMPLE)
         if step == 1:
             draft = Draft(self._shared.draft.path)
             draft.update(self.values)
-            return data_question(self._shared, draft, title, (QUESTIONS,))
+            return data_question(self._shared, draft, title, QUESTIONS)
         return Question(title, self._adapters, paths=False, first=(FULL,))
 
     async def _adapters(self) -> list[Item]:

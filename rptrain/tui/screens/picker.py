@@ -37,8 +37,8 @@ class Item:
 class Question:
     """`find` returns the items; `show`, if given, returns a preview of the highlighted one, or of a typed path.
 
-    `first`: items that are known already; `paths`: whether the typed text may be a path, of a file with one of
-    `suffixes` if there are any.
+    `first`: items that are known already, about which `find` may tell more; `paths`: whether the typed text may be a
+    path, of a file with one of `suffixes` if there are any, or of a model's folder if `models`.
     """
 
     title: str
@@ -46,6 +46,7 @@ class Question:
     show: Callable[[str], Awaitable[Content]] | None = None
     suffixes: tuple[str, ...] = ()
     paths: bool = True
+    models: bool = False
     first: tuple[Item, ...] = ()
 
 
@@ -101,7 +102,7 @@ class Picker(Dialog[str | None]):
         self.query_one(".question", Static).update(one_line(question.title))
         typed = self.query_one(Typed)
         typed.placeholder = "type to narrow the list" + (", or a path (right completes it)" if question.paths else "")
-        typed.suggester = PathSuggester(question.suffixes) if question.paths else None
+        typed.suggester = PathSuggester(question.suffixes, question.models) if question.paths else None
         with typed.prevent(Input.Changed):
             typed.value = ""
         self.query_one("#shown").display = question.show is not None
@@ -116,7 +117,7 @@ class Picker(Dialog[str | None]):
         options = self.query_one(OptionList)
         try:
             found = await self._question.find()
-            self._items = (*self._question.first, *(item for item in found if item not in self._question.first))
+            self._items = [*{item.value: item for item in (*self._question.first, *found)}.values()]
         except (UserError, HelperError) as error:
             options.add_option(Option(Content.styled(str(error), "$error"), disabled=True))
         else:

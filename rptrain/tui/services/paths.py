@@ -10,17 +10,22 @@ from textual.suggester import Suggester
 class PathSuggester(Suggester):
     """Suggests the completion of the typed text by `complete`."""
 
-    def __init__(self, suffixes: tuple[str, ...] = ()) -> None:
+    def __init__(self, suffixes: tuple[str, ...] = (), models: bool = False) -> None:
         super().__init__(use_cache=False, case_sensitive=True)
-        self._suffixes = suffixes
+        self._suffixes, self._models = suffixes, models
 
     async def get_suggestion(self, value: str) -> str | None:
-        return await asyncio.to_thread(complete, value, self._suffixes)
+        return await asyncio.to_thread(complete, value, self._suffixes, self._models)
 
 
-def complete(value: str, suffixes: tuple[str, ...] = ()) -> str | None:
-    """The path with its last part completed: a folder gets a slash; files need one of `suffixes`, if there are any."""
+def complete(value: str, suffixes: tuple[str, ...] = (), models: bool = False) -> str | None:
+    """The path with its last part completed: a folder gets a slash; files need one of `suffixes`, if there are any.
+
+    With `models`, no files: a model's folder is the end of a path.
+    """
     folder, part = os.path.split(value)
+    if models and _is_model(folder or "."):
+        return None
     try:
         with os.scandir(os.path.expanduser(folder or ".")) as entries:
             found = sorted(
@@ -31,11 +36,16 @@ def complete(value: str, suffixes: tuple[str, ...] = ()) -> str | None:
     except OSError:
         return None
     for name, is_folder in found:
-        if is_folder or not suffixes or name.lower().endswith(suffixes):
-            completed = os.path.join(folder, name) + ("/" if is_folder else "")
+        if is_folder or not (models or (suffixes and not name.lower().endswith(suffixes))):
+            path = os.path.join(folder, name)
+            completed = path + ("/" if is_folder and not (models and _is_model(path)) else "")
             if completed != value:
                 return completed
     return None
+
+
+def _is_model(folder: str) -> bool:
+    return os.path.isfile(os.path.join(os.path.expanduser(folder), "config.json"))
 
 
 def is_folder_without(value: str, suffixes: tuple[str, ...]) -> bool:

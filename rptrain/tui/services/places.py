@@ -38,6 +38,16 @@ class FoundData:
     nbytes: int
 
 
+def own_models() -> list[str]:
+    """Folders in the current one that may be models: a quick look, for what `models` finds a moment later."""
+    return [name for name in _names(Path(HERE)) if os.path.isfile(Path(name) / "config.json")]
+
+
+def own_data() -> list[FoundData]:
+    """Files in the current folder that are probably data; texts may be anything."""
+    return [file for file in _files(HERE, Path(HERE)) if not file.path.lower().endswith(".txt")]
+
+
 def models(folders: Sequence[str]) -> list[FoundModel]:
     """Those in the current folder, then those that are bundled, in the hub's cache and in the other folders."""
     from rptrain.models import registry
@@ -55,17 +65,22 @@ def models(folders: Sequence[str]) -> list[FoundModel]:
 
 
 def data(folders: Sequence[str]) -> list[FoundData]:
-    """The built-in sets, then files in the folders."""
-    found = [FoundData("builtin:tasks", "bundled", 0), FoundData("builtin:random", "bundled", 0)]
+    """Files in the current folder that are probably data, then the built-in sets, then files in the folders."""
+    found = [*own_data(), FoundData("builtin:tasks", "bundled", 0), FoundData("builtin:random", "bundled", 0)]
     for folder, directory in _folders(folders):
-        if os.path.isfile(directory / "config.json") or os.path.isfile(directory / "config.toml"):
-            continue  # a model's or a run's files are no data
-        for name in _names(directory):
-            file = str(directory / name)
-            if name.lower().endswith(DATA_SUFFIXES) and name not in NOT_DATA and os.path.isfile(file):
-                with suppress(OSError):  # it is gone
-                    found.append(FoundData(file, folder, os.path.getsize(file)))
+        found += (file for file in _files(folder, directory) if file not in found)
     return found
+
+
+def _files(folder: str, directory: Path) -> Iterator[FoundData]:
+    """The data files in a directory. A model's or a run's files are no data."""
+    if os.path.isfile(directory / "config.json") or os.path.isfile(directory / "config.toml"):
+        return
+    for name in _names(directory):
+        file = str(directory / name)
+        if name.lower().endswith(DATA_SUFFIXES) and name not in NOT_DATA and os.path.isfile(file):
+            with suppress(OSError):  # it is gone
+                yield FoundData(file, folder, os.path.getsize(file))
 
 
 def has_weights(model: str) -> bool:

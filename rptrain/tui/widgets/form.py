@@ -48,8 +48,8 @@ class Row(Vertical):
                 self.editor = Choice(field.options, self.told, id=field.id)
                 yield self.editor
             else:
-                suffixes = () if field.key == "model.path" else DATA_SUFFIXES
-                suggester = PathSuggester(suffixes) if field.is_listed else None
+                models = field.key == "model.path"
+                suggester = PathSuggester(() if models else DATA_SUFFIXES, models) if field.is_listed else None
                 self.editor = Entry(
                     self.told, placeholder=field.placeholder, suggester=suggester, id=field.id, compact=True
                 )
