@@ -368,7 +368,7 @@ def test_runs_are_compared_by_name():
     assert "validation" in run("runs").stdout.splitlines()[0]
     lines = [re.split(r"  +", line.strip()) for line in run("runs", "slow", "runs/fast").stdout.splitlines()]
     compared = {name: cells for name, *cells in lines}
-    assert compared["lowest validation loss"] == ["2.5000 at 1", "1.2500 at 1 (best)"]
+    assert compared["lowest validation loss"] == ["2.5000", "1.2500 (best)"] and compared["at step"] == ["1", "1"]
     assert compared["optim.learning_rate"] == ["0.001", "0.006"]
     assert [one["validation_loss"] for one in json.loads(run("runs", "fast", "slow", "--json").stdout)] == [1.25, 2.5]
     assert "did you mean fast?" in run("runs", "fest").stderr

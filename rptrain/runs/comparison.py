@@ -3,11 +3,10 @@
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import isnan, nan
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from rptrain.config.errors import dotted, leaves
@@ -34,7 +33,6 @@ METRICS = {  # their columns in `Steps`; the validation loss is in the scores
 }
 WHERE = ("data.cache_dir",)  # settings of the data that do not change it
 NAMES = ("log.run_name", "save.output_dir", "save.resume")  # settings that always differ
-LAST = 20  # reported steps whose mean is the final training loss
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,9 @@ def results(views: Sequence[RunView]) -> list[Row]:
         Row("state", tuple(view.state for view in views)),
         Row("steps", tuple(f"{view.step:,}" for view in views)),
         Row("training time", tuple(format_duration(view.seconds(time.time())) for view in views)),
-        Row(f"mean of last {LAST} losses", tuple(format_loss(_final_loss(view)) for view in views)),
-        _lowest_losses(views),
+        Row("last loss", tuple(format_loss(view.loss) for view in views)),
+        Row("median of last losses", tuple(format_loss(_final_loss(view)) for view in views)),
+        *_lowest_losses(views),
     ]
     names = dict.fromkeys(score.name for view in views for score in view.scores if score.name != VALIDATION_LOSS)
     rows += [_ranked(name, [_newest(view, name) for view in views], format_score, max) for name in names]
@@ -188,16 +187,14 @@ def _ranked(name: str, values: Sequence[float | None], form: Any, best: Any) -> 
 
 
 def _final_loss(view: RunView) -> float | None:
-    losses = [loss for loss in view.steps.column("loss")[-LAST:] if loss == loss]
-    return fmean(losses) if losses else None
+    return None if view.loss_change is None else view.loss_change.last
 
 
-def _lowest_losses(views: Sequence[RunView]) -> Row:
+def _lowest_losses(views: Sequence[RunView]) -> Iterator[Row]:
     """With their steps: of runs of different lengths, the best is often the longest."""
     lowest = [view.best for view in views]
-    row = _ranked("lowest validation loss", [best and best.score for best in lowest], format_loss, min)
-    steps = ("" if best is None else f" at {best.step:,}" for best in lowest)
-    return replace(row, values=tuple(value + step for value, step in zip(row.values, steps, strict=True)))
+    yield _ranked("lowest validation loss", [best and best.score for best in lowest], format_loss, min)
+    yield Row("  at step", tuple(DASH if best is None else f"{best.step:,}" for best in lowest))
 
 
 def _newest(view: RunView, name: str) -> float | None:

@@ -11,6 +11,7 @@ from rptrain.utils.units import format_loss
 FIRST = 5  # maximum number of reports in the first value: in the next ones a high loss falls fast
 LAST = 20  # the same of the last value
 PART = 5  # values are medians of a fifth of a short run, so that a spike is neither the first nor the last
+MOST = 0.99  # the largest fall that is given as a percentage
 REPORTS, STEPS = 10, 50  # from which on a loss that hardly falls is worth a hint
 SMALL = 0.05  # the largest fall, as a fraction, for which a hint is given
 
@@ -24,14 +25,17 @@ class LossChange:
     reports: int  # of the loss
 
     def __str__(self) -> str:
-        """Such as "loss 10.380 -> 9.9200 (-4.4%)"."""
-        return f"loss {format_loss(self.first)} -> {format_loss(self.last)}{self._percent}"
+        """Such as "median loss 10.380 -> 9.9200 (-4.4%)"; of a short run, the first and the last loss."""
+        name = "loss" if self.reports < 2 * PART else "median loss"
+        return f"{name} {format_loss(self.first)} -> {format_loss(self.last)}{self._percent}"
 
     @property
     def _percent(self) -> str:
         if self.first <= 0:
             return ""
         share = self.last / self.first - 1
+        if share < -MOST:  # "-100%" would say that there is no loss
+            return ""
         return f" ({share:+.1%})" if abs(share) < 0.0995 else f" ({share:+,.0%})"
 
     def hint(self, steps: int) -> str | None:
@@ -47,7 +51,7 @@ class LossChange:
 
 
 def finished_sentence(steps: int, change: LossChange | None = None) -> str:
-    """Such as "finished after 1,500 steps: loss 10.380 -> 9.9200 (-4.4%)"; without a known change, without the loss."""
+    """Such as "finished after 60 steps: median loss 10.380 -> 9.9200 (-4.4%)"; no loss if its change is unknown."""
     return f"finished after {counted(steps, 'step')}" + ("" if change is None else f": {change}")
 
 

@@ -81,11 +81,19 @@ def test_results_name_the_best(tmp_path):
         tmp_path / "c", report(1, 100, 70.0, 1.0), score(1, 0.7, "exact match"), score(3, 0.4, "exact match")
     )
     rows = {row.name: row for row in results([first, second, third])}
-    assert rows["lowest validation loss"] == Row("lowest validation loss", ("2.0000 at 1", "1.5000 at 1", "–"), best=1)
+    assert rows["lowest validation loss"] == Row("lowest validation loss", ("2.0000", "1.5000", "–"), best=1)
+    assert rows["  at step"].values == ("1", "1", "–")
     assert rows["exact match"] == Row("exact match", ("50.0%", "90.0%", "40.0%"), best=1)
     assert rows["tokens/s"] == Row("tokens/s", ("50", "50", "70"))
-    assert rows["mean of last 20 losses"].values == ("3.0000", "–", "1.0000")
+    assert rows["last loss"].values == ("3.0000", "–", "1.0000")
     assert all(row.best is None for row in results([first, first]))
+
+
+def test_the_losses_are_those_of_the_list_and_of_the_finished_run(tmp_path):
+    view = viewed(tmp_path / "run", *(report(number, 100, 50.0, 12.0 / number) for number in range(1, 31)))
+    rows = {row.name: row.values[0] for row in results([view])}
+    assert rows["last loss"] == "0.4000" and view.loss == 0.4
+    assert rows["median of last losses"] == "0.4365" and "-> 0.4365" in str(view.loss_change)
 
 
 def test_settings_that_differ(tmp_path):

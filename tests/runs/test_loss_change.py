@@ -13,12 +13,18 @@ def test_a_spike_is_neither_the_first_nor_the_last_loss():
     change = loss_change(losses)
     assert change is not None and change.reports == 198
     assert 11.5 < change.first < 12.0 and 3.3 < change.last < 3.7
-    assert str(change) == "loss 11.802 -> 3.5183 (-70%)" and change.hint(200) is None
+    assert str(change) == "median loss 11.802 -> 3.5183 (-70%)" and change.hint(200) is None
 
 
 @pytest.mark.parametrize(
     ("losses", "text"),
-    [([10.4, 9.92], "loss 10.400 -> 9.9200 (-4.6%)"), ([2.0, 5.0], "loss 2.0000 -> 5.0000 (+150%)"), ([0, 0], None)],
+    [
+        ([10.4, 9.92], "loss 10.400 -> 9.9200 (-4.6%)"),
+        ([2.0, 5.0], "loss 2.0000 -> 5.0000 (+150%)"),
+        ([0, 0], None),
+        ([12.6, 0.127], "loss 12.600 -> 0.1270 (-99%)"),
+        ([12.6, 0.009], "loss 12.600 -> 0.0090"),
+    ],
 )
 def test_few_losses(losses: list[float], text: str | None):
     change = loss_change(losses)

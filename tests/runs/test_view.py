@@ -15,7 +15,7 @@ from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot, StepN
 from rptrain.runs.listing import summarize
 from rptrain.runs.process import ProcessId
 from rptrain.runs.view import ENDED, RunView
-from rptrain.tui.widgets.run_rows import Layout
+from rptrain.tui.widgets.run_rows import Layout, Mark
 
 OWN = ProcessId.of(os.getpid())
 START = {
@@ -337,7 +337,7 @@ def test_the_end_of_a_run_says_how_the_loss_changed(tmp_path):
     write(tmp_path, START, process(), *(step(n, loss) for n, loss in enumerate(losses, 1)))
     write(tmp_path, {"event": "finished", "time": 500.0, "step": 60})
     finished, hint = list(RunView(tmp_path).log)[-2:]
-    assert finished.text == "finished after 60 steps: loss 3.9980 -> 3.9465 (-1.3%)"
+    assert finished.text == "finished after 60 steps: median loss 3.9980 -> 3.9465 (-1.3%)"
     assert "learning_rate" in hint.text and hint.kind == "warning"
 
 
@@ -472,7 +472,9 @@ def test_a_value_of_another_type_breaks_nothing_that_is_shown(tmp_path, event):
         view.take(record)
         shown = summarize(view)
         assert (
-            shown.state in (*ENDED, "training", "loading") and f"{shown.step:,}" and Layout.of(150, 20).row(shown, "")
+            shown.state in (*ENDED, "training", "loading")
+            and f"{shown.step:,}"
+            and Layout.of(150, 20).row(shown, Mark())
         )
         assert isinstance(view.log[-1].text, str) and 0 <= view.log[-1].time < 1e11
         assert all(place.total + (place.limit or 0) >= -1 for place in view.places)

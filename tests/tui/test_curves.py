@@ -60,6 +60,20 @@ async def test_values_at_other_places_and_axes_that_hardly_vary():
         assert widget_text(plot).count("77%") == 1, "equal labels"
 
 
+@pytest.mark.parametrize(("width", "names"), [(60, ["A careful", "B bold-long"]), (30, ["A", "B"])])
+@driven
+async def test_curves_have_letters_that_need_no_color(width: int, names: list[str]):
+    plot = Plot("loss by steps")
+    async with Page(plot).run_test(size=(width, 12)) as pilot:
+        await pilot.pause()
+        runs = [("A", "careful", [9.0, 8.0]), ("B", "bold-long", [3.0, 2.0])]
+        plot.show(tuple(Curve([1, 10], ys, "red", name, mark=mark) for mark, name, ys in runs))
+        assert title(plot).rstrip().split("  ")[-2:] == names
+        rows = widget_text(plot).splitlines()[1:]
+        upper, lower = "".join(rows[:4]), "".join(rows[4:])
+        assert (upper.count("A"), upper.count("B"), lower.count("A"), lower.count("B")) == (3, 0, 0, 3)
+
+
 @driven
 async def test_a_spike_does_not_set_the_axis():
     plot = Plot("tokens/s", id="loss")

@@ -106,7 +106,7 @@ async def show(pilot: Any, helper: Scripted, screen: str) -> None:
         await pilot.press("f3")
         await until(pilot, lambda: "training" in screen_text(app))
         await pilot.press("space", "down", "space")
-        await until(pilot, lambda: "━ broken" in screen_text(app))
+        await until(pilot, lambda: "B broken" in screen_text(app))
     elif screen == "chat":
         await pilot.press("f3")
         await until(pilot, lambda: "training" in screen_text(app))

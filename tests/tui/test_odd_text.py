@@ -15,6 +15,7 @@ from rptrain.tui.screens.runs import Runs
 from rptrain.tui.services import heavy, places
 from rptrain.tui.services.places import FoundModel
 from rptrain.tui.widgets.plot import Plot
+from rptrain.tui.widgets.run_list import RunList
 from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, focus, planned, screen_text, until
@@ -45,7 +46,7 @@ async def test_no_run_s_name_is_obeyed(make: Made, tmp_path: Path):
         await pilot.press("f3")
         await check(pilot, f"  {SHOWN} ", f"{SHOWN}model")
         await pilot.press("space")
-        await check(pilot, f"━ {SHOWN}", f"{SHOWN}score ")
+        await check(pilot, f"A {SHOWN}", f"{SHOWN}score ")
         for key, asked in (("d", f"Delete {SHOWN}?"), ("e", f"Export {SHOWN}")):
             await pilot.press(key)
             await check(pilot, asked, f"runs/{SHOWN}")
@@ -96,6 +97,10 @@ async def test_names_of_compared_runs_share_the_line(make: Made, tmp_path: Path)
             await pilot.press(key)
             await until(pilot, lambda marked=marked: len(pilot.app.screen.query_one(Plot).curves) == (marked + 2) // 2)
         await until(pilot, lambda: len(pilot.app.screen.query_one(Plot).curves) == 3)
-        await until(pilot, lambda: screen_text(pilot.app).count("━ ") == 6)
+        shown = [
+            f"{mark} {run.name[:8]}"
+            for mark, run in zip("ABC", pilot.app.screen.query_one(RunList).marked, strict=True)
+        ]
+        await until(pilot, lambda: all(screen_text(pilot.app).count(name) == 2 for name in shown))
         (line,) = (line for line in screen_text(pilot.app).splitlines() if line.strip().startswith("loss"))
-        assert all(f"━ {name}-long" in line for name in ("one", "two", "three"))
+        assert all(name in line for name in shown)

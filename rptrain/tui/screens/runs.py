@@ -183,7 +183,7 @@ class Runs(Screen[None]):
             self.refresh_bindings()
         if marked := tuple(runs.marked):
             found = await self._folder.compare(marked, shown.metric, shown.axis, POINTS)
-            shown.show(found, [runs.color(path) for path in marked])
+            shown.show(found, [runs.mark_of(path) for path in marked])
 
     def action_metric(self) -> None:
         self.query_one(Comparison).turn_metric()

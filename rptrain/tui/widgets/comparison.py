@@ -12,12 +12,14 @@ from textual.widgets import Static
 from rptrain.runs.comparison import AXES, METRICS, Axis, Row, comparable
 from rptrain.tui.services.summaries import Compared
 from rptrain.tui.widgets.plot import Curve, Plot
+from rptrain.tui.widgets.run_rows import Mark
 from rptrain.utils.text import clipped, one_line
 from rptrain.utils.units import format_count, format_duration
 
 SPIKES = 3.0  # of speeds: a step that was measured too short would set the axis
 GAP = 2  # characters between two columns
 LONGEST = 36  # maximum width of a value or a name
+TITLES = {"tokens": "tokens with padding"}
 FORMS = {"steps": lambda x: f"{x:,.0f}", "tokens": format_count, "time": format_duration}
 
 
@@ -51,28 +53,30 @@ class Comparison(Horizontal):
         """The table in the whole width, or the curves, beside the table if there is room for both."""
         self.toggle_class("-table")
 
-    def show(self, compared: Compared, colors: Sequence[str]) -> None:
+    def show(self, compared: Compared, marks: Sequence[Mark]) -> None:
         plot = self.query_one(Plot)
         plot.spikes = SPIKES if self.metric == "tokens/s" else inf
-        plot.title, plot.format_x = f"{self.metric} by {self.axis}", FORMS[self.axis]
+        plot.title, plot.format_x = f"{self.metric} by {TITLES.get(self.axis, self.axis)}", FORMS[self.axis]
         names = [one_line(path.name) for path in compared.runs]
         plot.show(
             tuple(
-                Curve(xs, ys, color, name) for (xs, ys), color, name in zip(compared.curves, colors, names, strict=True)
+                Curve(xs, ys, mark.style, name, mark=mark.letter)
+                for (xs, ys), mark, name in zip(compared.curves, marks, names, strict=True)
             )
         )
-        self.query_one(Static).update(Content("\n").join(_table(compared, names, colors)))
+        self.query_one(Static).update(Content("\n").join(_table(compared, names, marks)))
 
 
-def _table(compared: Compared, names: Sequence[str], colors: Sequence[str]) -> Iterator[Content]:
+def _table(compared: Compared, names: Sequence[str], marks: Sequence[Mark]) -> Iterator[Content]:
     rows = [*compared.results, *compared.differences]
     left = min(max(cell_len(one_line(row.name)) for row in rows), LONGEST) + GAP
+    heads = [f"{mark.letter} {name}" for mark, name in zip(marks, names, strict=True)]
     columns = [
-        min(max(map(cell_len, (f"━ {name}", *(_value(row, index) for row in rows)))), LONGEST) + GAP
-        for index, name in enumerate(names)
+        min(max(map(cell_len, (head, *(_value(row, index) for row in rows)))), LONGEST) + GAP
+        for index, head in enumerate(heads)
     ]
-    heads = [_cell(f"━ {name}", room, color) for name, room, color in zip(names, columns, colors, strict=True)]
-    yield Content.assemble((_padded("results", left), "bold"), *heads)
+    cells = [_cell(head, room, mark.style) for head, room, mark in zip(heads, columns, marks, strict=True)]
+    yield Content.assemble((_padded("results", left), "bold"), *cells)
     yield from _lines(compared.results, left, columns)
     if len(names) < 2:
         return

@@ -20,6 +20,8 @@ DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # dots of a charact
 EMPTY = 0x2800
 POINTS = 1000  # points passed to a curve, which draws as many as fit
 HUGE = 1e300  # above this, differences may be infinite
+NAMED = 8  # characters of a curve's name below which its mark alone is shown
+MARKED = 3  # places of a mark on its curve
 WIDE = 100.0  # positive values with a larger ratio are drawn on a logarithmic scale
 
 
@@ -34,6 +36,7 @@ class Curve:
     name: str = ""
     valued: bool = True  # whether its value at the cursor is shown
     outside: frozenset[float] = frozenset()  # xs of points that do not set the axis, if there are others
+    mark: str = ""  # a letter on the curve, to tell it from others without color
 
 
 class Plot(LineWidget):
@@ -90,8 +93,7 @@ class Plot(LineWidget):
         ys = [y for _, places in points for _, y in places]
         scaled = self._logarithmic and bool(ys) and min(ys) > 0 and max(ys) / min(ys) > WIDE
         notes = "".join(f", {note}" for note in (self.note, "log scale" if scaled else "") if note)
-        room = max((width - len(self.title) - len(notes)) // max(len(self.curves), 1) - 4, 4)
-        named = [(f"  ━ {clipped(one_line(curve.name), room)}", curve.style) for curve in self.curves if curve.name]
+        named = self._names(width - len(self.title) - len(notes))
         value = self.value if self.cursor is None else self._at(self.cursor)
         title = Content.assemble(
             (self.title, "bold"),
@@ -113,17 +115,21 @@ class Plot(LineWidget):
         low, high = (log10(end) for end in ends) if scaled else _margins(*ends, self.least_range)
         left, right = min(xs), max(xs)
         canvas = Canvas(columns, rows)
-        for curve, places in points:
-            canvas.draw(
-                curve.style,
-                [
-                    (
-                        (x - left) / (right - left or 1),
-                        min(max(1 - ((log10(y) if scaled else y) - low) / (high - low), 0.0), 1.0),
-                    )
-                    for x, y in places
-                ],
-            )
+        drawn = [
+            [
+                (
+                    (x - left) / (right - left or 1),
+                    min(max(1 - ((log10(y) if scaled else y) - low) / (high - low), 0.0), 1.0),
+                )
+                for x, y in places
+            ]
+            for _, places in points
+        ]
+        for (curve, _), places in zip(points, drawn, strict=True):
+            canvas.draw(curve.style, places)
+        for number, ((curve, _), places) in enumerate(zip(points, drawn, strict=True)):
+            if curve.mark and places:
+                canvas.mark(curve.mark, curve.style, _marks(places, number / len(points)))
         before = ""
         for row in range(rows):
             at = row / (rows - 1) if rows > 1 else 0.0
@@ -135,6 +141,16 @@ class Plot(LineWidget):
         first, last = self.format_x(left), self.format_x(right)
         gap = max(1, columns - len(first) - len(last))
         yield Content.styled(f"{'':{AXIS + 1}}{first}{'' if left == right else ' ' * gap + last}", "$muted")
+
+    def _names(self, width: int) -> list[tuple[str, str]]:
+        """The names of the curves after their marks, in a line; the marks alone if there is little room."""
+        named = [curve for curve in self.curves if curve.name]
+        room = max(width // max(len(self.curves), 1) - 4, 4)
+        short = any(curve.mark and room < min(NAMED, len(curve.name)) for curve in named)
+        return [
+            (f"  {curve.mark or '━'}" + ("" if short else f" {clipped(one_line(curve.name), room)}"), curve.style)
+            for curve in named
+        ]
 
     def _ends(self, points: Sequence[tuple[Curve, Sequence[tuple[float, float]]]], ys: Sequence[float]) -> Ends:
         """The ends of the axis: of the values that set it, the lowest one, and the highest one that is not a spike."""
@@ -166,6 +182,21 @@ def _drawable(curve: Curve, count: int) -> list[tuple[float, float]]:
     return [place for place in places if max(map(abs, place)) < HUGE]
 
 
+def _marks(places: Sequence[tuple[float, float]], shift: float) -> list[tuple[float, float]]:
+    """Points of a line, evenly spaced from left to right; its last one if the line is shorter. `shift`: from 0 to 1, of
+    a space.
+    """
+    wanted = [(number + shift + 1 / 6) / MARKED for number in range(MARKED)]
+    xs = [x for x, _ in places]
+    found = list[tuple[float, float]]()
+    for x in wanted:
+        if xs[0] <= x <= xs[-1]:
+            after = min(max(bisect_left(xs, x), 1), len(xs) - 1)
+            (x0, y0), (x1, y1) = places[after - 1], places[after]
+            found.append((x, y0 + (y1 - y0) * (x - x0) / (x1 - x0 or 1)))
+    return found or [places[-1]]
+
+
 def _nearest(xs: Sequence[float], x: float) -> int:
     after = bisect_left(xs, x)
     places = [index for index in (after - 1, after) if 0 <= index < len(xs)]
@@ -187,6 +218,7 @@ class Canvas:
         self._columns, self._rows = columns, rows
         self._dots = [[0] * columns for _ in range(rows)]
         self._styles = [[""] * columns for _ in range(rows)]
+        self._marks: dict[tuple[int, int], str] = {}  # letters by row and column
 
     def draw(self, style: str, places: Sequence[tuple[float, float]]) -> None:
         """Draws a line through points with x and y from 0, at the top left, to 1."""
@@ -197,6 +229,12 @@ class Canvas:
             for step in range(count + 1):
                 self._dot(x0 + (x1 - x0) * step // count, y0 + (y1 - y0) * step // count, style)
 
+    def mark(self, letter: str, style: str, places: Sequence[tuple[float, float]]) -> None:
+        """Writes a letter at points as those of `draw`."""
+        for x, y in places:
+            row, column = round(y * (self._rows * 4 - 1)) // 4, round(x * (self._columns * 2 - 1)) // 2
+            self._marks[row, column], self._styles[row][column] = letter, f"bold {style}"
+
     def _dot(self, x: int, y: int, style: str) -> None:
         self._dots[y // 4][x // 2] |= DOTS[x % 2][y % 4]
         self._styles[y // 4][x // 2] = style
@@ -206,7 +244,7 @@ class Canvas:
         parts: list[tuple[str, str]] = []
         text, before = "", ""
         for column, (dots, style) in enumerate(zip(self._dots[index], self._styles[index], strict=True)):
-            letter = chr(EMPTY + dots) if dots else " "
+            letter = self._marks.get((index, column), chr(EMPTY + dots) if dots else " ")
             if column == cursor:
                 letter, style = (letter, f"bold {style}") if dots else ("│", "$muted")
             if style != before:

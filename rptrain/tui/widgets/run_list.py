@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -13,7 +14,7 @@ from textual.widgets.option_list import Option
 
 from rptrain.runs.listing import Summary
 from rptrain.tui.widgets.bindings import without_enter
-from rptrain.tui.widgets.run_rows import Layout, Order, ago, matches
+from rptrain.tui.widgets.run_rows import Layout, Mark, Order, ago, matches
 
 COLORS = ("$loss", "$backward", "$fused", "$success", "$forward", "$error")
 
@@ -50,9 +51,9 @@ class RunList(OptionList, inherit_bindings=False):
         self._heading, self._nothing = heading, nothing
         self._runs: Sequence[Summary] | None = None  # until they are read
         self._shown: Sequence[Summary] = ()
-        self._drawn: list[tuple[Summary, str, str]] = []  # of each row: the run, its mark and its age
+        self._drawn: list[tuple[Summary, Mark, str]] = []  # of each row: the run, its mark and its age
         self._layout = Layout(0, ())
-        self.marked: list[Path] = []
+        self.marked: list[Path] = []  # in the order of the list
         self.order = Order()
         self.words = ""  # the filter
         self._wanted: Path | None = None  # the run to highlight
@@ -98,9 +99,11 @@ class RunList(OptionList, inherit_bindings=False):
             )
             self._draw()
 
-    def color(self, path: Path) -> str:
-        """The color of a run's curve; empty if it is not compared."""
-        return COLORS[self.marked.index(path) % len(COLORS)] if path in self.marked else ""
+    def mark_of(self, path: Path) -> Mark:
+        if path not in self.marked:
+            return Mark()
+        number = self.marked.index(path)
+        return Mark(ascii_uppercase[number % len(ascii_uppercase)], COLORS[number % len(COLORS)])
 
     @property
     def chosen(self) -> Summary | None:
@@ -136,9 +139,11 @@ class RunList(OptionList, inherit_bindings=False):
         chosen = self.chosen
         before = [run.path for run in self._shown]
         self._shown = self.order.sorted(run for run in self._runs if matches(run, self.words))
+        places = {run.path: place for place, run in enumerate(self._shown)}
+        self.marked.sort(key=lambda path: places.get(path, len(places)))
         longest = max((len(run.path.name) for run in self._runs), default=0)
         layout = Layout.of(width, longest, validated=any(run.best_loss is not None for run in self._runs))
-        rows = [(run, self.color(run.path), ago(run)) for run in self._shown]
+        rows = [(run, self.mark_of(run.path), ago(run)) for run in self._shown]
         if layout != self._layout or before != [run.path for run in self._shown] or not rows:
             self._layout = layout
             self._write(rows, chosen)
@@ -152,7 +157,7 @@ class RunList(OptionList, inherit_bindings=False):
             self.highlighted, self._wanted = paths.index(self._wanted), None
         self._heading.show(layout, self.order)
 
-    def _write(self, rows: Sequence[tuple[Summary, str, str]], chosen: Summary | None) -> None:
+    def _write(self, rows: Sequence[tuple[Summary, Mark, str]], chosen: Summary | None) -> None:
         self.clear_options()
         self.add_options([self._layout.row(run, mark) for run, mark, _ in rows])
         paths = [run.path for run, _, _ in rows]

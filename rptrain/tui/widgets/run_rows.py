@@ -75,6 +75,14 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """The letter and the color of a compared run and of its curve; empty for a run that is not compared."""
+
+    letter: str = ""
+    style: str = ""
+
+
+@dataclass(frozen=True)
 class Layout:
     """The width of the names, and the other columns with their widths."""
 
@@ -116,12 +124,11 @@ class Layout:
                 return name
         return None
 
-    def row(self, run: Summary, mark: str) -> Content:
-        """`mark`: the color of the run's curve if it is compared."""
+    def row(self, run: Summary, mark: Mark) -> Content:
         cells = dict(_cells(run))
         shown = clipped(one_line(run.path.name), self.name - 1)
         return Content.assemble(
-            ("━ " if mark else "  ", mark),
+            (f"{mark.letter:<{MARK}}", mark.style),
             (shown + " " * (self.name - cell_len(shown)), "bold"),
             *(_padded(cells[column], room) for column, room in self.columns),
         )
