@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from rptrain.checkpoint.atomic_dir import MANIFEST, is_of_kind
 from rptrain.utils.files import read_small_text
+from rptrain.utils.paths import from_here
 
 ADAPTER_CONFIG = "adapter_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -55,8 +56,6 @@ def loading_code(directory: Path) -> str:
     """Python code that loads an export: with PEFT if it is an adapter, else with transformers. Its path is relative to
     the current directory if it is inside.
     """
-    place, here = directory.absolute(), Path.cwd()
-    path = place.relative_to(here) if place.is_relative_to(here) else place
     adapter, base, at = directory / ADAPTER_CONFIG, None, "path"
     if adapter.is_file():
         base, at = json.loads(read_small_text(adapter))["base_model_name_or_path"], "base"
@@ -69,7 +68,7 @@ def loading_code(directory: Path) -> str:
             f"from transformers import {model}{', AutoTokenizer' if tokenizer else ''}",
             "",
             *([f"base = {_quoted(base)}"] if base is not None else []),
-            f"path = {_quoted(str(path))}",
+            f"path = {_quoted(str(from_here(directory)))}",
             f"model = {model}.from_pretrained({at})",
             *(["model = PeftModel.from_pretrained(model, path)"] if base is not None else []),
             *(["tokenizer = AutoTokenizer.from_pretrained(path)"] if tokenizer else []),

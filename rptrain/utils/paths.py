@@ -31,6 +31,12 @@ def expanded_text(path: str, source: str = "") -> str:
     )
 
 
+def from_here(path: Path) -> Path:
+    """The path relative to the current directory if it is inside, otherwise the absolute path."""
+    place, here = path.absolute(), Path.cwd()
+    return place.relative_to(here) if place.is_relative_to(here) else place
+
+
 def from_environment(variable: str, default: str) -> Path:
     """The expanded path in an environment variable, or the default if it is unset or empty. UserError as above."""
     given = os.environ.get(variable)

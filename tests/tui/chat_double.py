@@ -1,12 +1,14 @@
 """A process that stands for the one with a model: it answers with the words of the message in capitals.
 
-"wait" is answered until it is stopped, and "die" ends the process. "refuse" is refused, also as a system prompt.
+"wait" is answered until it is stopped, "nothing" has empty answers, and "die" ends the process. "refuse" is refused,
+also as a system prompt. Models in a folder with a file `slow` are loaded once it is deleted.
 """
 
 import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +45,12 @@ def answer(said: str, turns: int, base: bool, system: str) -> bool:
     if base and said == "no base":
         report("no base", text="the base model is not here")
         base = False
-    for word in said.upper().split():
+    for word in said.upper().split() if said != "nothing" else ():
         report("piece", text=f"{word} ", base=False)
     if said == "wait":
         stopped.wait()
         report("stopped", base=False)
-    elif base:
+    elif base and said != "nothing":
         report("piece", text=f"[{said}]", base=True)
     report("measured", speed=12.34, base=False)
     return True
@@ -71,6 +73,8 @@ def main() -> None:
             request = requests.pop(0)
         if request["do"] == "load":
             turns = [said for said, _, _ in request["turns"]]
+            while Path(request["source"], "slow").exists():
+                time.sleep(0.01)
             if request["source"].endswith("broken"):
                 report("refused", text="neither a checkpoint nor a run", turns=0)
             else:

@@ -93,6 +93,53 @@ async def test_escape_stops_an_answer_before_it_leaves_and_the_model_stays_loade
 
 
 @driven
+async def test_a_message_waits_for_the_model(make: Made, run: Path):
+    (run / "slow").touch()
+    async with make(attach=run).run_test(size=(80, 24), notifications=True) as pilot:
+        app = pilot.app
+        await until(pilot, lambda: "finished after 50" in screen_text(app))
+        await pilot.press("c")
+        await until(pilot, lambda: "runs/done/checkpoints/checkpoint-40: loading, 0 s" in screen_text(app))
+        message = app.screen.query_one("#message", Input)
+        await say(pilot, "one two", "> one two\n waits for the model")
+        await type_over(pilot, "three", "#message")
+        await press_until(pilot, "enter", lambda: "a message waits for the model already" in notified(app))
+        await press_until(pilot, "ctrl+n", lambda: "one two" not in screen_text(app) and message.value == "")
+        await press_until(pilot, "up", lambda: message.value == "")
+        await say(pilot, "four", "> four\n waits for the model")
+        await press_until(pilot, "up", lambda: message.value == "four" and "waits" not in screen_text(app))
+        await press_until(pilot, "enter", lambda: "> four\n waits" in screen_text(app))
+        await press_until(pilot, "ctrl+b", lambda: "base: on" in screen_text(app))
+        (run / "slow").unlink()
+        await until(pilot, lambda: "tuned  FOUR" in screen_text(app) and "base   [four]" in screen_text(app))
+        assert "ONE TWO" not in screen_text(app) and message.value == ""
+
+
+@driven
+async def test_a_new_conversation_during_an_answer(make: Made, run: Path):
+    async with make().run_test(size=(80, 24)) as pilot:
+        await opened(pilot)
+        await say(pilot, "wait", "WAIT  …")
+        await press_until(pilot, "ctrl+b", lambda: "base: on" in screen_text(pilot.app))
+        assert "base   " not in screen_text(pilot.app), "from the next message on"
+        await type_over(pilot, "half", "#message")
+        await press_until(pilot, "ctrl+n", lambda: "WAIT" not in screen_text(pilot.app))
+        assert pilot.app.screen.query_one("#message", Input).value == ""
+        await say(pilot, "next", "base   [next]")
+        assert "WAIT" not in screen_text(pilot.app) and "tuned  NEXT" in screen_text(pilot.app)
+
+
+@driven
+async def test_empty_answers_are_named(make: Made, run: Path):
+    async with make().run_test(size=(80, 24)) as pilot:
+        await opened(pilot)
+        await say(pilot, "nothing", "> nothing\n (empty answer)")
+        await press_until(pilot, "ctrl+b", lambda: "base: on" in screen_text(pilot.app))
+        await press_until(pilot, "ctrl+r", lambda: "base   (empty answer)" in screen_text(pilot.app))
+        assert "tuned  (empty answer)" in screen_text(pilot.app)
+
+
+@driven
 async def test_a_run_is_the_same_by_another_path(make: Made, run: Path):
     """Opened by an absolute path, and then from the list, which has relative ones."""
     assert run.is_absolute()
@@ -223,7 +270,8 @@ async def test_the_checkpoint_and_the_placement_are_chosen(make: Made, run: Path
         screen = await opened(pilot)
         await say(pilot, "first", "FIRST")
         process = screen._session._process
-        await press_until(pilot, "ctrl+o", lambda: "checkpoints/checkpoint-40" in screen_text(pilot.app))
+        await press_until(pilot, "ctrl+o", lambda: "Which model should answer" in screen_text(pilot.app))
+        assert "runs/done/checkpoints/checkpoint-20" in screen_text(pilot.app)
         await press_until(pilot, "enter", lambda: pilot.app.screen is screen)
         assert screen._session._process is process, "the model that answers is not loaded again"
         await press_until(pilot, "ctrl+o", lambda: "Which model should answer" in screen_text(pilot.app))
@@ -253,7 +301,7 @@ async def test_models_of_other_runs_continue_the_conversation_and_its_last_messa
         await pilot.press("end")
         await press_until(pilot, "enter", lambda: pilot.app.screen is screen)
         await until(pilot, lambda: "runs/other/checkpoints/checkpoint-9 on the CPU" in screen_text(pilot.app))
-        assert "FIRST" in screen_text(pilot.app)
+        assert "FIRST" in screen_text(pilot.app) and screen_text(pilot.app).splitlines()[0].endswith("runs/other")
         await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, Runs))
         runs = pilot.app.screen.query_one(RunList)
         await press_until(pilot, "down", lambda: runs.chosen is not None and runs.chosen.path.name == "other")

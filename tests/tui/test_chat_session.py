@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
@@ -83,6 +84,26 @@ def test_the_process_answers_without_a_base_model_that_cannot_be_loaded() -> Non
     ]
 
 
+def test_requests_to_a_process_without_a_model_are_left_out() -> None:
+    reports = StringIO()
+    Child(StringIO(), reports)._handle("reset")
+    assert not reports.getvalue()
+
+
+def test_a_base_answer_that_is_stopped_before_it_begins_is_reported() -> None:
+    reports = StringIO()
+    child = Child(StringIO(), reports)
+
+    def stopping(said: str) -> Iterator[str]:
+        yield said
+        child._stop.set()
+
+    chat = SimpleNamespace(ask=stopping, tuned=None, base=None)
+    child._loaded = SimpleNamespace(chat=chat, load_base=lambda: None)  # pyright: ignore[reportAttributeAccessIssue]
+    child._handle("ask", said="a", system="", base=True, settings=asdict(AnswerSettings()))
+    assert [json.loads(line)["kind"] for line in reports.getvalue().splitlines()] == ["piece", "stopped"]
+
+
 @driven
 async def test_a_process_that_is_killed() -> None:
     session = await begun()
@@ -119,6 +140,18 @@ async def test_two_that_begin_at_once_leave_one_process(monkeypatch: pytest.Monk
     await wait_for(lambda: session.state == "idle")
     first, second = started
     assert session._process is second and first.returncode is not None and second.returncode is None
+    await session.close()
+
+
+@driven
+async def test_a_message_that_waits_for_a_model_that_cannot_be_loaded_returns() -> None:
+    session = ChatSession(Path("broken"), Path("broken"))
+    await session.begin()
+    session.ask("a")
+    session.reset()
+    session.ask("b")
+    await wait_for(lambda: session.state == "ended")
+    assert session.problem == "neither a checkpoint nor a run" and (session.waiting, session.returned) == ("", "b")
     await session.close()
 
 

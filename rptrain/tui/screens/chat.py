@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +19,16 @@ from rptrain.tui.context import Context
 from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.pick import Pick, PickLine
-from rptrain.tui.services.chat_session import ChatSession
-from rptrain.tui.services.saved import models_to_ask, readable_sources
+from rptrain.tui.services.chat_session import ChatSession, ShownTurn
+from rptrain.tui.services.saved import models_to_ask, readable_sources, run_of
 from rptrain.tui.widgets.entry import Entry
 from rptrain.tui.widgets.exchange import Transcript
 from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError
+from rptrain.utils.paths import from_here
 from rptrain.utils.text import one_line, wrapped_parts
-from rptrain.utils.units import format_bytes, format_rate
+from rptrain.utils.units import format_bytes, format_duration, format_rate
 
 PAUSE = 0.1  # seconds between two drawings of an answer that arrives
 REMOTE_PAUSE = 0.5  # the same over ssh, where each drawing of a long answer sends about 2 KB
@@ -38,7 +40,7 @@ PLACEMENTS = {
     "cpu": "computed on the CPU",
 }
 HINTS = {
-    "loading": "the model is loading",
+    "loading": "the model is loading; your message is sent after that",
     "idle": "your message",
     "answering": "esc stops the answer",
     "ended": "ctrl+r loads the model",
@@ -59,7 +61,7 @@ class ChatScreen(Screen[None]):
         Binding("ctrl+b", "base(True)", "base: off"),
         Binding("ctrl+b", "base(False)", "base: on"),
         Binding("ctrl+o", "checkpoint", "model"),
-        Binding("ctrl+n", "reset", "begin again", show=False),
+        Binding("ctrl+n", "reset", "new chat"),
         Binding("ctrl+g", "place", "placement", show=False),
         Binding("pageup", "scroll(-1)", show=False),
         Binding("pagedown", "scroll(1)", show=False),
@@ -70,9 +72,9 @@ class ChatScreen(Screen[None]):
         ("esc", "stop the answer; then leave. The model stays loaded"),
         ("up", "take the last message back to edit it; in a new conversation, repeat it"),
         ("ctrl+r", "another answer; loads a model that is not loaded"),
-        ("ctrl+b", "show the base model's answers too, or no longer"),
+        ("ctrl+b", "show the base model's answers too, or no longer, from the next message on"),
         ("ctrl+o", "choose another model or checkpoint, of this run or of another one"),
-        ("ctrl+n", "forget the conversation"),
+        ("ctrl+n", "new conversation: forget this one and what is typed, and stop an answer"),
         ("ctrl+g", "choose the placement: GPU, streamed from host memory, CPU"),
         ("tab", "system prompt, temperature, top-p"),
         ("page up, down", "scroll"),
@@ -83,6 +85,7 @@ class ChatScreen(Screen[None]):
         self._shared, self._run = context, run
         self._new = True  # something is not drawn yet
         self._pause = REMOTE_PAUSE if "SSH_CONNECTION" in os.environ else PAUSE
+        self._named: Path | None = None  # the model whose run the first line names
         self._offered: tuple[str, bool, bool] | None = None  # what the footer depends on, as it was drawn
 
     def compose(self) -> ComposeResult:
@@ -170,7 +173,7 @@ class ChatScreen(Screen[None]):
     @until_closed
     async def _draw(self) -> None:
         while True:
-            if self._new:
+            if self._new or self._session.state == "loading":  # for how long
                 self._new = False
                 self._show()
             await asyncio.sleep(self._pause)
@@ -188,20 +191,25 @@ class ChatScreen(Screen[None]):
         if session.returned:
             message.value, session.returned = f"{session.returned} {message.value}".rstrip(), ""
             message.cursor_position = len(message.value)
-        self.query_one(Transcript).show(session.turns, with_base=session.settings.base, state=session.state)
-        offered = session.state, bool(session.turns), session.settings.base
+        waiting = [ShownTurn(session.waiting, waiting=True)] if session.waiting else []
+        self.query_one(Transcript).show([*session.turns, *waiting], session.state)
+        if session.model != self._named:
+            self._named = session.model
+            self.query_one(TopBar).tell(str(from_here(run_of(session.model))))
+        offered = session.state, bool(session.turns or waiting), session.settings.base
         if offered != self._offered:  # it rebuilds the footer
             self._offered = offered
             self.refresh_bindings()
 
     def _head(self) -> list[str]:
         session, loaded = self._session, self._session.loaded
+        name = from_here(session.model)
         answers = "answers: tuned and base model" if session.settings.base else "answers: tuned model"
         if loaded is None:
-            return [f"{session.source}: {'loading' if session.state == 'loading' else 'not loaded'}", answers]
+            took = format_duration(time.monotonic() - session.loading_since)
+            return [f"{name}: {f'loading, {took}' if session.state == 'loading' else 'not loaded'}", answers]
         measured = [] if session.measured is None else [f"{format_rate(session.measured)} measured"]
         memory = format_bytes(session.host) + (f" and {format_bytes(session.vram)} VRAM" if session.vram else "")
-        name = self._model_name(Path(loaded.source))
         return [
             f"{name} on the {WHERE[loaded.placement]}: {format_rate(loaded.expected)} expected",
             *measured,
@@ -209,11 +217,6 @@ class ChatScreen(Screen[None]):
             *([f"process {memory}"] if session.host else []),
             answers,
         ]
-
-    def _model_name(self, source: Path) -> str:
-        """A model or a checkpoint: of this run by its name, of another run with the run's name."""
-        inner = source.is_relative_to(self._run) and source != self._run
-        return str(source.relative_to(self._run) if inner else source)
 
     def _problem(self) -> str:
         session = self._session
@@ -235,11 +238,9 @@ class ChatScreen(Screen[None]):
         if action == "retry":
             return session.state == "ended" or (session.state == "idle" and bool(session.turns))
         if action == "edit":
-            return session.state == "idle" and bool(session.turns or session.last)
-        if action == "reset":
-            return session.state == "idle" and bool(session.turns)
+            return bool(session.waiting) or (session.state == "idle" and bool(session.turns or session.last))
         if action == "base":
-            return session.state != "answering" and parameters[0] != session.settings.base
+            return parameters[0] != session.settings.base
         if action in ("checkpoint", "place"):
             return session.state != "answering"
         return True
@@ -253,7 +254,10 @@ class ChatScreen(Screen[None]):
         said = event.value.strip()
         if not said:
             return
-        if self._session.state != "idle":
+        if self._session.waiting:
+            self.notify("a message waits for the model already; up takes it back")
+            return
+        if self._session.state == "ended" or (self._session.state == "answering" and self._session.turns):
             self.notify(HINTS[self._session.state])
             return
         if self._apply_settings():
@@ -303,6 +307,7 @@ class ChatScreen(Screen[None]):
         self._note()
 
     def action_reset(self) -> None:
+        self.query_one("#message", Input).clear()
         self._session.reset()
         self._note()
 
@@ -310,7 +315,7 @@ class ChatScreen(Screen[None]):
     @until_closed
     async def action_checkpoint(self) -> None:
         found = await asyncio.to_thread(models_to_ask, self._run, self._shared.runs_folder)
-        lines = [PickLine(self._model_name(path)) for path in found]
+        lines = [PickLine(str(from_here(path))) for path in found]
         answers = None if self._session.loaded is None else Path(self._session.loaded.source).resolve()
         current = next((index for index, path in enumerate(found) if path.resolve() == answers), 0)
         question = "Which model should answer? The conversation is kept."

@@ -63,13 +63,16 @@ class Child:
         if do == "load":
             self._load(**given)
             return
-        assert self._loaded is not None
+        if self._loaded is None:  # a request that was sent before it was known that the model cannot be loaded
+            return
         chat = self._loaded.chat
         if do in ("ask", "retry"):
             chat.system, chat.settings = given["system"], AnswerSettings(**given["settings"])
             with_base = given["base"] and self._load_base()
             self._answer(chat.ask(given["said"]) if do == "ask" else chat.retry(), base=False)
-            if with_base and not self._stop.is_set():
+            if with_base and self._stop.is_set():
+                self._report("stopped", base=True)
+            elif with_base:
                 self._answer(chat.ask_base(), base=True)
         elif do == "take_back":
             chat.take_back()

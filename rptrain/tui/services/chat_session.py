@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 from rptrain.inference.settings import AnswerSettings
 from rptrain.runs.listing import training_beside
+from rptrain.tui.services.saved import readable_sources
 from rptrain.utils.errors import describe
 from rptrain.utils.text import as_message
 
@@ -33,6 +35,7 @@ class ShownTurn:
     base_answer: str = ""
     base_asked: bool = False
     stopped: bool = False
+    waiting: bool = False  # it is sent once the model is loaded
 
 
 @dataclass
@@ -69,6 +72,8 @@ class ChatSession:
     state: State = "loading"
     turns: list[ShownTurn] = field(default_factory=list)
     loaded: Loaded | None = None
+    loading_since: float = 0.0  # seconds of `time.monotonic`
+    waiting: str = ""  # a message that is sent once the model is loaded, or free after a reset
     measured: float | None = None  # tokens per second of the last answer
     host: int = 0  # bytes of the process
     vram: int = 0
@@ -79,6 +84,7 @@ class ChatSession:
     changed: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
+        self.model = self.source  # the directory that is loaded, or was last
         self._process: asyncio.subprocess.Process | None = None
         self._following: asyncio.Task[None] | None = None
         self._beside = ""  # the training when the model was last loaded
@@ -109,7 +115,9 @@ class ChatSession:
 
     async def _start(self, placement: str | None) -> None:
         self.state, self.loaded, self.problem, self.measured = "loading", None, "", None
+        self.model, self.loading_since = self.source, time.monotonic()
         self.changed()
+        self.model = next(iter(await asyncio.to_thread(readable_sources, self.source)), self.source)
         try:
             training = self.training() or await asyncio.to_thread(training_beside, self.source)
         except OSError as error:
@@ -148,9 +156,12 @@ class ChatSession:
     # ---- requests
 
     def ask(self, said: str) -> None:
-        """Says something. Raises UserError for invalid settings."""
-        self._answer("ask", said=said)
+        """Says something, or as soon as the model is loaded and free. Raises UserError for invalid settings."""
         self.last = said
+        if self.state in ("loading", "answering"):
+            self.waiting = said
+            return
+        self._answer("ask", said=said)
         self.turns.append(ShownTurn(said, base_asked=self.settings.base))
 
     def retry(self) -> None:
@@ -168,7 +179,12 @@ class ChatSession:
         self._ask(do, **given, system=self.settings.system, base=self.settings.base, settings=own)
 
     def take_back(self) -> str:
-        """Removes the last turn, and returns what was said; empty if there is none, or if an answer is on its way."""
+        """Removes the last turn or the message that waits, and returns what was said; empty if there is none, or if an
+        answer is on its way.
+        """
+        if self.waiting:
+            said, self.waiting = self.waiting, ""
+            return said
         if self.state != "idle" or not self.turns:
             return ""
         self._ask("take_back")
@@ -177,12 +193,14 @@ class ChatSession:
         return said
 
     def reset(self) -> None:
-        """Forgets the conversation."""
-        if self.state == "idle":
-            self.turns.clear()
+        """Forgets the conversation; stops an answer."""
+        self.stop()
+        self.turns.clear()
+        self.waiting, self._replaced = "", None
+        if self.state != "ended":
             self.problem = ""
-            self._ask("reset")
-            self.changed()
+        self._ask("reset")
+        self.changed()
 
     def stop(self) -> None:
         """Stops the answer after its next token."""
@@ -212,6 +230,7 @@ class ChatSession:
         turn = self.turns[-1] if self.turns else ShownTurn("")
         if kind == "loaded":
             self.loaded = Loaded(**values)
+            self.model = Path(self.loaded.source)
         elif kind == "piece" and values["base"]:
             turn.base_answer += values["text"]
         elif kind == "piece":
@@ -223,6 +242,7 @@ class ChatSession:
             self.measured = values["speed"] if not values["base"] else self.measured
         elif kind == "no base":
             self.settings.base, self.problem = False, as_message(values["text"])
+            turn.base_asked = False
         elif kind == "refused":
             self.problem = as_message(values["text"])
             if self.loaded is not None:
@@ -230,6 +250,15 @@ class ChatSession:
         elif kind == "idle":
             self.host, self.vram = values["host"], values["vram"]
             self.state = "idle" if self.loaded is not None else "ended"
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """Sends the message that waited for the model; returns it to the input if the model was not loaded."""
+        said, self.waiting = self.waiting, ""
+        if said and self.state == "idle":
+            self.ask(said)
+        elif said:
+            self.returned = said
 
     def _take_back_unanswered(self, turns: int) -> None:
         """`turns`: those that the process has."""
@@ -241,9 +270,12 @@ class ChatSession:
 
     def _end(self, why: str) -> None:
         """The process is gone: what has no answer was not said."""
-        if self.state == "answering" and not self.turns[-1].answer:
+        if self.state == "answering" and self.turns and not self.turns[-1].answer:
             self._take_back_unanswered(len(self.turns) - 1)
+        elif self.state == "answering" and self.turns:
+            self.turns[-1].stopped = True
         self.state, self.problem = "ended", as_message(why)
+        self._send_waiting()
         self.changed()
 
 

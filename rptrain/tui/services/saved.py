@@ -36,6 +36,11 @@ def readable_sources(run: Path) -> list[Path]:
         return []
 
 
+def run_of(source: Path) -> Path:
+    """The run of an exported model or of a checkpoint; any other path as it is."""
+    return next((path for path in (source, *source.parents[:2]) if (path / RUN_CONFIG).is_file()), source)
+
+
 def models_to_ask(run: Path, folder: Path) -> list[Path]:
     """The `answer_sources` of a run, and then those of the other runs in a folder, sorted by their names."""
     here = run.resolve()

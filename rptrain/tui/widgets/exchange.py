@@ -1,6 +1,7 @@
 """The turns of a conversation, each with the answer of the tuned model and perhaps of the base model."""
 
 from collections.abc import Sequence
+from dataclasses import astuple
 
 from textual.app import ComposeResult
 from textual.containers import Container, Vertical
@@ -11,13 +12,15 @@ from rptrain.tui.services.chat_session import ShownTurn, State
 from rptrain.tui.widgets.log_panel import Tail
 from rptrain.utils.text import printable
 
+WAITING = "waits for the model"
+
 
 class Exchange(Vertical):
     """A message, and below it the answers: side by side where there is room."""
 
     def __init__(self, turn: ShownTurn) -> None:
         super().__init__()
-        self._shown = (turn, False, False)
+        self._shown = (turn, False)
         self._drawn: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
@@ -29,28 +32,32 @@ class Exchange(Vertical):
     def on_mount(self) -> None:
         self._draw()
 
-    def show(self, turn: ShownTurn, *, with_base: bool, running: bool) -> None:
-        self._shown = (turn, bool(turn.base_answer) or (with_base and running), running)
+    def show(self, turn: ShownTurn, *, running: bool) -> None:
+        self._shown = (turn, running)
         if self.query(".base"):  # otherwise it is drawn once it has widgets
             self._draw()
 
     def _draw(self) -> None:
-        turn, with_base, running = self._shown
-        drawn = (turn.said, turn.answer, turn.base_answer, turn.stopped, with_base, running)
+        turn, running = self._shown
+        drawn = (running, *astuple(turn))
         if drawn == self._drawn:
             return
         self._drawn = drawn
         self.query_one(".said", Static).update(Content.assemble(("> ", "$accent"), (printable(turn.said), "bold")))
-        end = " …" if running else " (stopped)" if turn.stopped else ""
-        second = with_base and bool(turn.base_answer)
+        end = WAITING if turn.waiting else " …" if running else " (stopped)" if turn.stopped else ""
+        second = bool(turn.base_answer)
+        with_base = second or (turn.base_asked and (running or not turn.stopped))
         label = "tuned  " if with_base else ""
-        answer = Content.assemble((label, "$muted"), printable(turn.answer), ("" if second else end, "$muted"))
-        self.query_one(".tuned", Static).update(answer)
+        self.query_one(".tuned", Static).update(_answer(label, turn.answer, "" if second else end))
         base = self.query_one(".base", Static)
         base.display = with_base
-        base.update(
-            Content.assemble(("base   ", "$muted"), printable(turn.base_answer), (end if second else "", "$muted"))
-        )
+        base.update(_answer("base   ", turn.base_answer, end))
+
+
+def _answer(label: str, text: str, end: str) -> Content:
+    """`end`: how the answer is incomplete; empty: it is complete."""
+    rest = end if end or text.strip() else "(empty answer)"
+    return Content.assemble((label, "$muted"), printable(text), (rest, "$muted"))
 
 
 class Transcript(Tail):
@@ -58,7 +65,7 @@ class Transcript(Tail):
 
     can_focus = False
 
-    def show(self, turns: Sequence[ShownTurn], *, with_base: bool, state: State) -> None:
+    def show(self, turns: Sequence[ShownTurn], state: State) -> None:
         shown = list(self.query(Exchange))
         for exchange in shown[len(turns) :]:
             exchange.remove()
@@ -66,5 +73,4 @@ class Transcript(Tail):
         if new:
             self.mount(*new)
         for number, (exchange, turn) in enumerate(zip([*shown, *new], turns, strict=False), 1):
-            running = state == "answering" and number == len(turns)
-            exchange.show(turn, with_base=with_base, running=running)
+            exchange.show(turn, running=state == "answering" and number == len(turns))
