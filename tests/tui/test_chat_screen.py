@@ -59,7 +59,9 @@ async def test_a_conversation_by_keys(make: Made, run: Path):
         await say(pilot, "one two", "ONE TWO")
         speeds = "on the CPU: 1,234 tokens/s expected 12 tokens/s measured"
         await until(pilot, lambda: speeds in " ".join(screen_text(pilot.app).split()))
+        assert "earlier messages are included" not in await settled(pilot)
         await say(pilot, "three", "THREE")
+        assert "earlier messages are included; ctrl+n starts a new conversation" in await settled(pilot)
         assert "answers: tuned model" in screen_text(pilot.app) and "^b base: off" in screen_text(pilot.app)
         await press_until(pilot, "ctrl+b", lambda: "answers: tuned and base model" in screen_text(pilot.app))
         assert "^b base: on" in await settled(pilot)

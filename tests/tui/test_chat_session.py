@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rptrain.inference.chat import Speed
 from rptrain.inference.settings import AnswerSettings
 from rptrain.tui.services import chat_session
 from rptrain.tui.services.chat_child import Child
@@ -102,6 +103,17 @@ def test_a_base_answer_that_is_stopped_before_it_begins_is_reported() -> None:
     child._loaded = SimpleNamespace(chat=chat, load_base=lambda: None)  # pyright: ignore[reportAttributeAccessIssue]
     child._handle("ask", said="a", system="", base=True, settings=asdict(AnswerSettings()))
     assert [json.loads(line)["kind"] for line in reports.getvalue().splitlines()] == ["piece", "stopped"]
+
+
+@pytest.mark.parametrize(("tokens", "speeds"), [(15, []), (16, [7.5])])
+def test_the_speed_of_a_short_answer_is_left_out(tokens: int, speeds: list[float]) -> None:
+    reports = StringIO()
+    child = Child(StringIO(), reports)
+    tuned = SimpleNamespace(speed=Speed(4, 9.0, tokens, 2.0))
+    chat = SimpleNamespace(tuned=tuned, base=None)
+    child._loaded = SimpleNamespace(chat=chat)  # pyright: ignore[reportAttributeAccessIssue]
+    child._answer(iter(()), base=False)
+    assert [json.loads(line)["speed"] for line in reports.getvalue().splitlines()] == speeds
 
 
 @driven

@@ -39,6 +39,7 @@ PLACEMENTS = {
     "streamed": "sent to the GPU layer by layer",
     "cpu": "computed on the CPU",
 }
+HISTORY = "earlier messages are included; ctrl+n starts a new conversation"
 HINTS = {
     "loading": "the model is loading; your message is sent after that",
     "idle": "your message",
@@ -92,6 +93,7 @@ class ChatScreen(Screen[None]):
         yield TopBar("runs", str(self._run))
         yield Static("", id="chat-head", markup=False)
         yield Transcript()
+        yield Static(HISTORY, id="chat-history", markup=False)
         yield Static("", id="chat-problem", markup=False)
         with Horizontal(classes="row", id="chat-message"):
             yield Label(">", id="chat-prompt")
@@ -193,6 +195,7 @@ class ChatScreen(Screen[None]):
             message.cursor_position = len(message.value)
         waiting = [ShownTurn(session.waiting, waiting=True)] if session.waiting else []
         self.query_one(Transcript).show([*session.turns, *waiting], session.state)
+        self.query_one("#chat-history").display = len(session.turns) + len(waiting) == 2
         if session.model != self._named:
             self._named = session.model
             self.query_one(TopBar).tell(str(from_here(run_of(session.model))))

@@ -25,6 +25,7 @@ from rptrain.utils.errors import UserError, describe
 
 ANSWERED = ("load", "ask", "retry")  # requests after which the process says that it waits; the others take no time
 FAILURES = (UserError, OSError, torch.OutOfMemoryError)
+MEASURED = 16  # tokens of an answer, so that its speed tells something
 MEASURE = 1.0  # seconds between two reports of the speed of an answer
 
 
@@ -122,7 +123,7 @@ class Child:
     def _report_speed(self, *, base: bool) -> None:
         assert self._loaded is not None
         speaker = self._loaded.chat.base if base else self._loaded.chat.tuned
-        if speaker is not None and speaker.speed is not None:
+        if speaker is not None and speaker.speed is not None and speaker.speed.tokens >= MEASURED:
             self._report("measured", speed=speaker.speed.tokens_per_second, base=base)
 
     @staticmethod
