@@ -1,7 +1,9 @@
 """A conversation in a plain terminal, or over pipes."""
 
+import os
 import signal
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
@@ -137,6 +139,25 @@ def _stopping() -> Iterator[Callable[[], bool]]:
 
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield lambda: received > 0
+        with _end_kept():
+            yield lambda: received > 0
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _end_kept() -> Iterator[None]:
+    """Keeps Ctrl+D for the next prompt as a character: readline discards an end of input from before its prompt."""
+    try:
+        number = sys.stdin.fileno()
+        before = termios.tcgetattr(number)
+    except (OSError, termios.error):  # not a terminal
+        yield
+        return
+    changed = [*before[:6], [*before[6]]]
+    changed[6][termios.VEOF] = bytes([os.fpathconf(number, "PC_VDISABLE")])
+    termios.tcsetattr(number, termios.TCSANOW, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(number, termios.TCSANOW, before)

@@ -2,6 +2,8 @@
 
 import io
 import os
+import pty
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from rptrain.inference.settings import AnswerSettings
 from rptrain.utils.errors import UserError
 
 from ..inference.letters import letters_chat
+from ..run_tools import PATIENCE
 
 BEGIN = "runs/a␛: 2.00 KiB on the CPU, about 900 tokens/s expected (this machine has no GPU)"
 
@@ -114,6 +117,55 @@ def test_an_interrupt_stops_the_answer_in_a_terminal_and_the_program_without_one
     with pytest.raises(KeyboardInterrupt):
         talk("abc", "d").run(base=False)
     assert loaded.chat.turns[-1].said == "abc"
+
+
+WAITING = """
+import os
+import sys
+import time
+from types import SimpleNamespace as Values
+
+from rptrain.cli.talk import Talk
+
+
+def ask(said):
+    yield "begun"
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+
+
+chat = Values(templated=True, ask=ask)
+Talk(Values(chat=chat, model=Values(source="m"), placement=Values(reason="r"))).run(base=False)
+print("left")
+"""
+
+
+@pytest.mark.long
+def test_the_end_of_the_input_during_an_answer_ends_a_terminal_after_it(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-c", WAITING, str(go)])
+    shown = b""
+
+    def until(text: bytes) -> None:
+        nonlocal shown
+        while text not in shown:
+            assert select.select([terminal], [], [], PATIENCE)[0], shown
+            shown += os.read(terminal, 4096)
+
+    try:
+        until(b"> ")
+        os.write(terminal, b"hello\n")
+        until(b"begun")
+        os.write(terminal, b"\x04")
+        until(b"begun^D")
+        go.touch()
+        until(b"left")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(terminal)
 
 
 def test_control_characters_are_shown_in_a_terminal(talk, loaded, monkeypatch) -> None:
