@@ -313,8 +313,8 @@ def test_generate(monkeypatch):
         monkeypatch, "rptrain.inference.generate", Request=request, generate_text=generate_text, stream_text=stream_text
     )
     replace(monkeypatch, "rptrain.planner.room", free_room=lambda training: "room")
-    arguments = ["generate", ".", "--prompt", "a=1", "--prompt", "y"]
-    assert run(*arguments).stdout == "größer\nb\n"
+    arguments = ["generate", ".", "a=1", "--prompt", "y"]
+    assert run(*arguments).stdout == "> a=1\ngrößer\n> y\nb\n"
     shown = run(
         *arguments,
         "--json",

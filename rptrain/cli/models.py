@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated
@@ -14,8 +14,9 @@ from rptrain.cli.complete import RUNS, no_completions, run_names
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import JsonArray, PlacementOption
 from rptrain.runs.signals import PROCESS
+from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
-from rptrain.utils.text import is_terminal, printable
+from rptrain.utils.text import is_terminal, one_line, printable
 
 
 def export(
@@ -67,7 +68,8 @@ def generate(
     source: Annotated[
         str, typer.Argument(metavar="RUN|DIR", help="A run, or the folder of a model.", autocompletion=run_names)
     ],
-    prompt: Annotated[list[str], typer.Option(help="The prompt; may be given several times.")],
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="One prompt or several.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be given several times.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 128,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
@@ -75,8 +77,14 @@ def generate(
     placement: PlacementOption = "auto",
     as_json: JsonArray = False,
 ) -> None:
-    """Generate text with a trained model."""
+    """Generate text with a trained model.
+
+    Each of several prompts is printed above its answer.
+    """
     with exit_codes():
+        said = [*(prompts or ()), *(prompt or ())]
+        if not said:
+            raise UserError('no prompt: write it after the run, such as rptrain generate runs/my "Who are you?"')
         from rptrain.runs.named import named_source
 
         path = named_source(source, RUNS)
@@ -86,24 +94,24 @@ def generate(
             from rptrain.runs.listing import training_beside
 
         room = free_room(training_beside(path))
-        request = Request(path, prompt, max_new_tokens, temperature, seed, raw)
+        request = Request(path, said, max_new_tokens, temperature, seed, raw)
         if as_json:
             texts = generate_text(request, room, placement)
-            answers = [{"prompt": said, "text": text} for said, text in zip(prompt, texts, strict=True)]
+            answers = [{"prompt": each, "text": text} for each, text in zip(said, texts, strict=True)]
             print(json.dumps(answers, indent=2, ensure_ascii=False))
         else:
-            _print_streamed(stream_text(request, room, placement), len(prompt))
+            _print_streamed(stream_text(request, room, placement), said)
 
 
-def _print_streamed(steps: Iterator[list[str | None]], count: int) -> None:
-    """Prints the answers one after the other, the first unfinished one as it arrives."""
+def _print_streamed(steps: Iterator[list[str | None]], prompts: Sequence[str]) -> None:
+    """Prints the answers one after the other, the first unfinished one as it arrives. Several have titles."""
     shown = printable if is_terminal(sys.stdout) else str
-    waiting = [""] * count
+    waiting = [f"> {one_line(prompt)}\n" if len(prompts) > 1 else "" for prompt in prompts]
     current = 0
     for pieces in steps:
         for index, piece in enumerate(pieces):
             waiting[index] += piece or ""
-        while current < count:
+        while current < len(prompts):
             print(shown(waiting[current]), end="", flush=True)
             waiting[current] = ""
             if pieces[current] is not None:
