@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from reprlib import repr as shortened
 from typing import Any
 
+from rptrain.kernels.flash import MAX_HEAD_SIZE
 from rptrain.models.layers import rope
 from rptrain.models.spec import Rotary
 from rptrain.utils.errors import UserError
@@ -18,7 +19,7 @@ LIMITS: Mapping[str | type, float] = {
     "num_hidden_layers": 1_000,
     "num_attention_heads": 4096,
     "num_key_value_heads": 4096,
-    "head_dim": 65_536,
+    "head_dim": MAX_HEAD_SIZE,  # of the kernels of attention
     "num_experts": 4096,
     "num_local_experts": 4096,
     "n_routed_experts": 4096,

@@ -54,6 +54,10 @@ GLM4_MOE = CONFIG | {  # and MINIMAX_M2: not for the plain loop
     "attention_bias": True,
     "use_qk_norm": True,
 }
+MINISTRAL3 = CONFIG | {
+    "architectures": ["Ministral3ForCausalLM"],
+    "rope_parameters": {"rope_theta": 1e4, "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.5},
+}
 MINIMAX_M2 = CONFIG | {
     "architectures": ["MiniMaxM2ForCausalLM"],
     "num_local_experts": 5,

@@ -75,8 +75,9 @@ def test_scales_rotations_as_yarn_asks():
         (AUX, 2),
         long(plain.GLM4_MOE, 2),
         long(plain.MINIMAX_M2, 2),
+        long(plain.MINISTRAL3, 2),
     ],
-    ids=["llama", "qwen3-moe", "gpt-oss-aux", "glm4-moe", "minimax-m2"],
+    ids=["llama", "qwen3-moe", "gpt-oss-aux", "glm4-moe", "minimax-m2", "ministral3"],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])

@@ -233,6 +233,8 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
         ({**CONFIG, "hidden_size": 18}, "not a multiple of num_attention_heads"),
         ({**CONFIG, "num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
         ({**CONFIG, "head_dim": 5}, "head_dim must be even"),
+        ({**CONFIG, "head_dim": 512}, "head_dim is at most 256, not 512"),
+        ({**CONFIG, "hidden_size": 1032}, "head_dim is at most 256, not 258"),
         ({**CONFIG, "architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported; supported are"),
         ({"model_type": "gemma"}, "'gemma'"),
         ({}, "no architecture named"),
