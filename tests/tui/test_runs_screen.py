@@ -190,6 +190,16 @@ async def test_the_list_rests_behind_a_run_and_is_new_when_one_comes_back(make: 
 
 
 @driven
+async def test_the_list_does_not_wrap(make: Made, runs: Path):
+    async with make().run_test(size=(120, 36)) as pilot:
+        await listed(pilot)
+        chosen = pilot.app.screen.query_one(RunList)
+        for key, place in (("up", 0), ("k", 0), ("down", 1), ("down", 2), ("down", 2), ("j", 2), ("up", 1)):
+            await pilot.press(key)
+            assert chosen.highlighted == place
+
+
+@driven
 async def test_runs_are_compared(make: Made, runs: Path):
     config = runs / "done" / "config.toml"
     config.write_text(config.read_text() + "[optim]\nlearning_rate = 3e-4\n")

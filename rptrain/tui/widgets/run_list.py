@@ -59,6 +59,15 @@ class RunList(OptionList, inherit_bindings=False):
         self._wanted: Path | None = None  # the run to highlight
         self._drawing = False
 
+    def action_cursor_up(self) -> None:
+        """To the run above; the list does not wrap, and neither do settings."""
+        if self.highlighted != 0:
+            super().action_cursor_up()
+
+    def action_cursor_down(self) -> None:
+        if self.highlighted != self.option_count - 1:
+            super().action_cursor_down()
+
     # ---- contents
 
     def choose(self, path: Path) -> None:
