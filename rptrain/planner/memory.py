@@ -362,7 +362,7 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> M
         (
             MemoryPart("checkpoint" if count == 1 else f"{count} checkpoints of {format_bytes(one)}", count * one),
             MemoryPart("exported model", exported),
-            MemoryPart("metadata (config, tokenizer)", SLACK),
+            MemoryPart("reserve for small files", SLACK),
         ),
         usage.free + earlier if usage.total else None,  # /proc and the like have no size
         source,
