@@ -7,7 +7,7 @@ models, as their papers do.
 from typing import Literal
 
 from rptrain.config.schema import Config
-from rptrain.utils.units import format_count, format_short
+from rptrain.utils.units import format_count
 
 RATES = (  # below this number of parameters: the rate for all weights, and that for adapters
     (30e6, 1e-3, 1e-3),
@@ -33,9 +33,15 @@ def low_rate(config: Config, parameters: int) -> str:
         return ""
     size = f"a model of {format_count(parameters)} parameters"
     return (
-        f"optim.learning_rate {format_short(rate)} is low for {size}, which learns little from it: about "
-        f"{format_short(suits)} suits {trained(method)} of this size"
+        f"optim.learning_rate {as_rate(rate)} is low for {size}, which learns little from it: about "
+        f"{as_rate(suits)} suits {trained(method)} of this size"
     )
+
+
+def as_rate(rate: float) -> str:
+    """A learning rate in one notation for all, such as "2e-3"."""
+    mantissa, exponent = f"{rate:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
 def trained(method: str) -> str:

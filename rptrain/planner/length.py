@@ -8,10 +8,11 @@ from typing import Any, Self
 from rptrain.config.schema import Config
 from rptrain.data.amount import Amount
 from rptrain.utils.text import counted
-from rptrain.utils.units import format_duration, format_percent
+from rptrain.utils.units import format_duration, format_epochs, format_percent
 
 MANY_EPOCHS = 50  # passes over the data that are probably not meant
 FEW_STEPS = 10  # fewer, if the amount of data sets them, are probably not meant
+ENOUGH_STEPS = 100  # in which a model learns something
 SHORTEST = 64  # tokens: shorter sequences are not proposed
 
 
@@ -92,7 +93,7 @@ def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
         shorter = f" or data.max_length to {length.shorter:,}," if length.shorter else ""
         yield (
             f"the run has only {counted(length.steps, 'step')}, in which a model learns little: lower "
-            f"train.global_batch_size,{shorter} or raise train.num_epochs"
+            f"train.global_batch_size,{shorter} or raise train.num_epochs{_enough(length)}"
         )
     if length.shorter and not config.data.packing and length.filled is not None and length.longest is not None:
         yield (
@@ -105,13 +106,21 @@ def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
         yield f"the run repeats its data {times} times, and will learn it by heart: lower {key}, or add data"
 
 
+def _enough(length: RunLength) -> str:
+    """The epochs that make enough steps."""
+    if length.steps_per_epoch is None:
+        return ""
+    return f" to {ceil(ENOUGH_STEPS / length.steps_per_epoch):,} for {ENOUGH_STEPS} steps"
+
+
 def sentences(config: Config, length: RunLength) -> Iterator[str]:
     """The length of a run in words. What is estimated is "about" so much."""
     exact = length.exact
-    steps = f"{_number(length.steps, exact or length.fixed)} steps of {config.train.global_batch_size:,} sequences"
+    unit = "step" if length.steps == 1 else "steps"
+    steps = f"{_number(length.steps, exact or length.fixed)} {unit} of {config.train.global_batch_size:,} sequences"
     if length.epochs is not None and length.samples is not None:
-        epochs = f"{'' if exact or not length.fixed else 'about '}{length.epochs:,.3g}"
-        steps += f": {epochs} epochs of {_number(length.samples, exact)} samples"
+        epochs = f"{'' if exact or not length.fixed else 'about '}{format_epochs(length.epochs)}"
+        steps += f": {epochs} of {_number(length.samples, exact)} samples"
     yield steps[0].upper() + steps[1:]
     parts = [] if length.tokens is None else [f"{_number(length.tokens, exact)} tokens without padding"]
     parts += [] if length.seconds is None else [_duration(length)]

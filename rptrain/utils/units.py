@@ -117,6 +117,11 @@ def format_short(value: float) -> str:
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
+def format_epochs(epochs: float) -> str:
+    """Such as "1 epoch" or "0.25 epochs"."""
+    return f"{epochs:,.3g} {'epoch' if epochs == 1 else 'epochs'}"
+
+
 def format_moment(time: float) -> str:
     """A Unix time as local date and time, such as "2026-03-01 14:03:12"."""
     return f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}"

@@ -22,7 +22,7 @@ def test_rates_fall_with_the_size_and_are_higher_for_adapters(method):
 
 def test_a_low_rate_of_a_small_model_is_a_warning():
     warning = low_rate(of_rate(1e-5), 3_100_000)
-    assert "learning_rate 1e-5 is low for a model of 3.1 M parameters" in warning and "about 0.001 suits" in warning
+    assert "learning_rate 1e-5 is low for a model of 3.1 M parameters" in warning and "about 1e-3 suits" in warning
     assert "adapters" in low_rate(of_rate(1e-5, "lora"), 3_100_000)
     assert not low_rate(of_rate(1e-3), 3_100_000) and not low_rate(of_rate(5e-5), 135_000_000)
     assert not low_rate(of_rate(1e-7), 8_000_000_000)

@@ -52,6 +52,15 @@ def config(warmup: float = 0.0, **train: Any) -> Config:
             ],
         ),
         ({"max_steps": 5}, None, ["5 steps of 16 sequences", "About 10 s in total"]),
+        ({"max_steps": 1}, None, ["1 step of 16 sequences", "About 2 s in total"]),
+        (
+            {"num_epochs": 1},
+            DATA,
+            [
+                "20 steps of 16 sequences: 1 epoch of 1,000 samples",
+                "24,000 tokens without padding; about 40 s in total",
+            ],
+        ),
     ],
 )
 def test_in_words(train: dict[str, Any], amount: Amount | None, lines: list[str]) -> None:
@@ -85,7 +94,12 @@ def test_what_is_unknown() -> None:
         (20, {"num_epochs": 1}, ["warm-up of 20 steps is not shorter than the run of about 20 steps"]),
         (200, {"max_steps": 20}, ["warm-up of 200 steps is not shorter than the run of 20 steps"]),
         (0, {"num_epochs": 0.5}, []),
-        (0, {"num_epochs": 0.45}, ["the run has only 9 steps, in which a model learns little"]),
+        (
+            0,
+            {"num_epochs": 0.45},
+            ["9 steps, in which a model learns little: lower train.global_batch_size, or raise train"],
+        ),
+        (0, {"num_epochs": 0.45}, ["train.num_epochs to 5 for 100 steps"]),
         (0, {"max_steps": 1}, []),
         (0, {"num_epochs": 49}, []),
         (0, {"num_epochs": 100}, ["repeats its data 100 times, and will learn it by heart: lower train.num_ep"]),

@@ -25,10 +25,10 @@ def test_the_rate_follows_the_size_of_the_model_and_the_method(tmp_path: Path):
     edits.take({"model.path": "own"})
     assert rate(edits) == "1e-5"  # the size is not known yet
     message = edits.know_size(3_100_000)
-    assert rate(edits) == "0.001"
-    assert "0.001 now, and was 2e-3" in message and "all weights of a model of 3.1 M parameters" in message
+    assert rate(edits) == "1e-3"
+    assert "1e-3 now, and was 2e-3" in message and "all weights of a model of 3.1 M parameters" in message
     edits.take({"data.train.0.path": "b.jsonl"})
-    assert rate(edits) == "0.001" and edits.know_size(3_100_000) == ""
+    assert rate(edits) == "1e-3" and edits.know_size(3_100_000) == ""
     edits.take({"model.path": "large", "train.method": "lora"})
     assert "adapters of a model of 8.0 B parameters" in edits.know_size(8_000_000_000) and rate(edits) == "1e-4"
 

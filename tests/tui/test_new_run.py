@@ -402,9 +402,9 @@ async def test_the_learning_rate_follows_the_size_of_a_model_of_ones_own(make: M
         found.report["model"]["parameters"] = 3_100_000
         helper.answers[heavy.plan] = found
         await type_over(pilot, "own", "#model-path")
-        await until(pilot, lambda: "The learning rate is 0.001 now, and was 2e-3" in notified(pilot.app))
+        await until(pilot, lambda: "The learning rate is 1e-3 now, and was 2e-3" in notified(pilot.app))
         await ready(pilot)
-        assert shown(pilot.app, "optim-learning_rate") == ["0.001"] and "learning_rate = 0.001" in helper.asked[-1][2]
+        assert shown(pilot.app, "optim-learning_rate") == ["1e-3"] and "learning_rate = 1e-3" in helper.asked[-1][2]
 
 
 @driven

@@ -66,10 +66,10 @@ async def test_settings_of_a_past_run_come_with_the_name_that_the_new_one_gets(
 
 @pytest.mark.long
 @driven
-async def test_a_taken_name_is_noted_below_it(make: Made, tmp_path: Path):
+async def test_a_taken_name_is_noted_in_the_plan(make: Made, tmp_path: Path):
     make_run(tmp_path / "runs", "support", end="finished")
     app = make()
-    async with app.run_test(size=(120, 50)) as pilot:
+    async with app.run_test(size=(120, 30)) as pilot:
         await settled(pilot)
         assert "exists" not in screen_text(app)
         await type_over(pilot, "support", "#log-run_name")

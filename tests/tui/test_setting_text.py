@@ -3,7 +3,7 @@
 import pytest
 
 from rptrain.tui.services.fields import ALL
-from rptrain.tui.services.setting_text import about, length_note, reason_of, with_labels
+from rptrain.tui.services.setting_text import about, epochs_note, length_note, reason_of, with_labels
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,15 @@ def test_a_setting_in_the_form_and_another_one():
 
 
 def test_a_note_about_the_samples():
-    assert length_note(None) == length_note({"longest": None, "filled": None}) == ""
-    note = length_note({"longest": 1041, "filled": 0.75})
-    assert note == "samples have up to 1,041 tokens; 25% of a sequence is padding"
+    assert length_note(None) == length_note({"longest": None, "shorter": None}) == ""
+    assert length_note({"longest": 1041, "shorter": None}) == "samples have up to 1,041 tokens"
+    note = length_note({"longest": 33, "shorter": 64})
+    assert note == "samples have up to 33 tokens: 64 would be enough, with less padding"
+
+
+def test_a_note_about_the_epochs():
+    planned = {"epochs": 8.0, "exact": True}
+    assert epochs_note("", planned) == "" and epochs_note("160", None) == "max steps decides"
+    assert epochs_note("160", planned) == "max steps decides: 8 epochs"
+    assert epochs_note("20", {"epochs": 1.0, "exact": False}) == "max steps decides: about 1 epoch"
+    assert epochs_note("20", {"epochs": None, "exact": True}) == "max steps decides"

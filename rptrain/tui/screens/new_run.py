@@ -185,8 +185,7 @@ class NewRun(Screen[None]):
         text = self._draft.text
         messages = self._edits.check()
         self._mark()
-        fixed = bool(self._draft.shown("train.max_steps"))
-        self.query_one(Form).note("train.num_epochs", "max steps decides" if fixed else "", inactive=fixed)
+        self.query_one(Form).note_epochs(None)
         if messages:
             self._show_problem("\n".join(f"· {message}" for message in messages))
             return
@@ -207,6 +206,7 @@ class NewRun(Screen[None]):
         self._mark()
         self.query_one(AdviceList).propose(planned)
         self.query_one(Form).note("data.max_length", length_note(planned.report["length"]))
+        self.query_one(Form).note_epochs(planned.report["length"])
         if panel.starts:
             panel.starts = False
             self.action_start()
@@ -229,11 +229,10 @@ class NewRun(Screen[None]):
         self.query_one(Form).mark({key: reason_of(key, message) for key, message in self._edits.invalid.items()})
 
     async def _note_name(self) -> None:
-        """Says below the name if another run has it, and which one this run will get."""
+        """Says in the plan, which is always in sight, if another run has the name, and which one this run will get."""
         folder, name = self._place()
         free = await asyncio.to_thread(free_name, folder, name)
-        note = "" if free == name else f"{Path(folder) / name} exists: this run will be {free}"
-        self.query_one(Form).note("log.run_name", note)
+        self._panel.note = "" if free == name else f"{Path(folder) / name} exists: this run will be {free}"
 
     def _place(self) -> tuple[str, str]:
         """The folder of runs and the name of this one in a valid config."""
@@ -243,7 +242,7 @@ class NewRun(Screen[None]):
     def _show_problem(self, problem: str) -> None:
         panel = self._panel
         panel.problem, panel.busy, self._planned_text = problem, False, ""
-        self.query_one(Form).note("log.run_name", "")  # it may be about a name before
+        panel.note = ""  # it may be about a name before
         self.query_one("#start", Button).disabled = True
         self.query_one(AdviceList).propose(None)
         if panel.starts:

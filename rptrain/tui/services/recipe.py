@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Literal
 
-from rptrain.planner.learning_rate import suitable_rate
-from rptrain.utils.units import format_short
+from rptrain.planner.learning_rate import as_rate, suitable_rate
 
 TINY, TASKS = "tiny-tasks", "builtin:tasks"
 LONG = 2048  # tokens a row, of a chat
@@ -54,7 +53,7 @@ def recipe(model: str, data: str, method: str, parameters: int | None = None) ->
     values = dict(EXAMPLE if model == TINY else TUNING)
     if model != TINY or method == "lora":
         kind: Literal["full", "lora"] = "lora" if method == "lora" else "full"
-        values[RATE] = format_short(suitable_rate(parameters or USUAL, kind))
+        values[RATE] = as_rate(suitable_rate(parameters or USUAL, kind))
     if data == TASKS and model != TINY:
         values["data.max_length"] = "128"  # a question is short
     elif data != TASKS:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rptrain.tui.services.fields import FIELDS, Field, schema_name
-from rptrain.utils.units import format_percent
+from rptrain.utils.units import format_epochs
 
 STOPS = {  # what can have the focus besides settings, by id
     "start": "Start: enter saves the config and starts the run (ctrl+r does so from everywhere)",
@@ -39,8 +39,21 @@ def length_note(length: Mapping[str, Any] | None) -> str:
     """A note about the samples of a plan's `length`; empty if nothing is known of them."""
     if length is None or length["longest"] is None:
         return ""
-    padding = format_percent(1 - length["filled"])
-    return f"samples have up to {length['longest']:,} tokens; {padding} of a sequence is padding"
+    samples = f"samples have up to {length['longest']:,} tokens"
+    if length["shorter"] is None:
+        return samples
+    return f"{samples}: {length['shorter']:,} would be enough, with less padding"
+
+
+def epochs_note(max_steps: str, length: Mapping[str, Any] | None) -> str:
+    """A note that max steps decides in place of the epochs, if they are set; with a plan's `length`, how many these
+    are.
+    """
+    if not max_steps:
+        return ""
+    epochs = None if length is None else length["epochs"]
+    about = "" if length is None or length["exact"] else "about "
+    return "max steps decides" + ("" if epochs is None else f": {about}{format_epochs(epochs)}")
 
 
 def reason_of(key: str, message: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -18,6 +18,7 @@ from rptrain.tui.services.edits import Refused
 from rptrain.tui.services.fields import GROUPS, Field, field_of, set_fields
 from rptrain.tui.services.paths import PathSuggester
 from rptrain.tui.services.places import DATA_SUFFIXES
+from rptrain.tui.services.setting_text import epochs_note
 from rptrain.tui.widgets.choice import Choice
 from rptrain.tui.widgets.entry import Entry
 from rptrain.utils.text import as_message
@@ -202,6 +203,11 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
         for row in self.query(Row):
             row.mark(reasons.get(row.field.key, ""))
         self.call_after_refresh(self._show_focus)
+
+    def note_epochs(self, length: Mapping[str, Any] | None) -> None:
+        """Shows that max steps decides in place of the epochs, if it does. `length`: that of the plan, if known."""
+        text = epochs_note(self._draft.shown("train.max_steps"), length)
+        self.note("train.num_epochs", text, inactive=bool(text))
 
     def note(self, key: str, text: str, *, inactive: bool = False) -> None:
         """Shows a note below a setting; an empty text removes it. `inactive`: another setting decides in its place."""

@@ -17,6 +17,7 @@ from rptrain.utils.units import (
     format_bytes,
     format_count,
     format_duration,
+    format_epochs,
     format_percent,
     format_seconds,
     format_speed,
@@ -34,6 +35,7 @@ class PlanPanel(Widget):
 
     planned: reactive[Planned | None] = reactive(None, layout=True)
     problem: reactive[str] = reactive("", layout=True)
+    note: reactive[str] = reactive("", layout=True)  # about the name of the run
     busy: reactive[bool] = reactive(False)
     starts: reactive[bool] = reactive(False, layout=True)
     detailed: reactive[bool] = reactive(False, layout=True)
@@ -71,6 +73,8 @@ class PlanPanel(Widget):
             return
         else:
             yield self._verdict(self.planned)
+            if self.note:
+                yield Content.styled(as_message(self.note), "$warning")
             yield from self._said(self.planned.report)
         report = self.planned.report
         yield Content("")
@@ -113,9 +117,14 @@ class PlanPanel(Widget):
         about = "" if length["exact"] else "about "
         steps = "step" if length["steps"] == 1 else "steps"
         of_steps, of_epochs = ("", about) if length["fixed"] else (about, "")
-        epochs = ("", "") if length["epochs"] is None else (f"{of_epochs}{length['epochs']:.3g}", "epochs")
+        epochs = ("", "")
+        if length["epochs"] is not None:
+            number, unit = format_epochs(length["epochs"]).split()
+            epochs = f"{of_epochs}{number}", unit
         yield from self._pair(width, f"{of_steps}{length['steps']:,}", steps, *epochs)
-        tokens = ("", "") if length["tokens"] is None else (f"{about}{format_count(length['tokens'])}", "tokens")
+        tokens = ("", "")
+        if length["tokens"] is not None:
+            tokens = f"{about}{format_count(length['tokens'])}", "tokens without padding"
         yield from self._pair(width, f"{of_steps}{length['sequences']:,}", "sequences", *tokens)
         if (seconds := length["seconds"]) is not None:
             measured = length["measured_seconds"]
