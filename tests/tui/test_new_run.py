@@ -284,7 +284,7 @@ async def test_a_run_that_would_be_refused_is_not_called_fitting(make: Made, hel
         await until(pilot, lambda: "✗ cannot start" in screen_text(pilot.app))
         text = screen_text(pilot.app)
         assert "my␛.jsonl: no such data file" in text and "! 2 of 90 rows are bad" in text and "8.42 s" in text
-        assert "ctrl+t shows these rows" in text
+        assert text.index("2 of 90 rows") < text.index("ctrl+t shows these rows") < text.index("! few steps")
         assert "1,200 steps       about 3.04 epochs" in text and "about 2 h 48 m in total" in text
         assert start_button(pilot.app).disabled and not pilot.app.screen.query_one("#advice").display
         assert "✗ my␛.jsonl: no such data" in text  # in the field itself, too

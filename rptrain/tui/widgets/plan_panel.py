@@ -107,10 +107,11 @@ class PlanPanel(Widget):
         """What would refuse the run, and warnings."""
         refusals = (as_message(with_labels(one["message"])) for one in report["refusals"])
         yield from (Content.styled(f"· {text}", "$error") for text in refusals)
-        warnings = (as_message(with_labels(text)) for text in report["warnings"])
-        yield from (Content.styled(f"! {text}", "$warning") for text in warnings)
-        if report["data_warnings"]:
-            yield Content.styled("  ctrl+t shows these rows", "$muted")
+        of_data = report["data_warnings"]
+        for text in report["warnings"]:
+            yield Content.styled(f"! {as_message(with_labels(text))}", "$warning")
+            if of_data and text == of_data[-1]:
+                yield Content.styled("  ctrl+t shows these rows", "$muted")
 
     def _length(self, length: Mapping[str, Any], width: int) -> Iterator[Content]:
         """What depends on an amount of data that is estimated is "about" so much."""
