@@ -20,7 +20,7 @@ from rptrain.tui.screens.chat import ChatScreen
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.data import DataBrowser
 from rptrain.tui.screens.doctor import Doctor
-from rptrain.tui.screens.help import Help
+from rptrain.tui.screens.help import Help, meaning
 from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.screens.run import RunScreen
 from rptrain.tui.screens.runs import Runs
@@ -37,6 +37,7 @@ from rptrain.utils.text import as_message, one_line
 
 CONFIG = Path("rptrain.toml")
 COLLECT_AFTER = 60.0  # seconds between two collections of garbage, which delay a key by up to 0.1 s
+KEY_NAMES = {"escape": "esc", "slash": "/", "plus": "+", "minus": "-", **{f"f{n}": f"F{n}" for n in range(1, 10)}}
 LOOK_AFTER = 2.0  # seconds between two checks of processes started here
 
 
@@ -192,12 +193,14 @@ class RptrainApp(App[None]):
         yield SystemCommand("Picture", "Save the screen as an SVG file (F8)", self.action_picture)
         yield SystemCommand("Help", "What each key does (F1)", self.action_help)
         yield SystemCommand("Quit", "Leave; runs continue (ctrl+q)", self.action_quit)
-        own = {binding.action for binding in type(screen).BINDINGS if isinstance(binding, Binding)}
+        own = {each.action for each in type(screen).BINDINGS if isinstance(each, Binding) and each.description}
         for active in screen.active_bindings.values():
             binding = active.binding
             if active.node is screen and binding.description and binding.action in own:
+                key = binding.key_display or KEY_NAMES.get(binding.key, binding.key)
+                does = meaning(getattr(screen, "KEYS", ()), key) or "on this screen"
                 act = partial(self._later, binding.action, screen)
-                yield SystemCommand(binding.description.capitalize(), f"on this screen ({binding.key})", act)
+                yield SystemCommand(binding.description.capitalize(), f"{does} ({key})", act)
 
     def _later(self, action: str, screen: Screen[Any] | None = None) -> None:
         """Runs after the command palette has closed."""

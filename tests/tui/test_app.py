@@ -148,6 +148,12 @@ async def test_the_palette_has_the_keys_of_the_screen_and_no_others(make: Made, 
         named = {command.title for command in app.get_system_commands(app.screen)}
         assert {"Pause", "Save", "Stop", "Replay", "Curves", "Runs", "Quit"} <= named
         assert not {name for name in named if "elected" in name or "ocus" in name}
+        told = {command.title: command.help for command in app.get_system_commands(app.screen)}
+        assert told["Stop"] == "save and stop, after a question (x)" and told["Search"] == "search the log (/)"
+        await press_until(pilot, "f2", lambda: "✓ fits" in screen_text(app))
+        told = {command.title: command.help for command in app.get_system_commands(app.screen)}
+        assert told["Add data set"] == "add a data set (ctrl+n)" and "on this screen" not in " ".join(told.values())
+        assert "Remedy" not in told and "Cancel the start" not in told
 
 
 @pytest.mark.long

@@ -24,6 +24,16 @@ EVERYWHERE = (
 )
 
 
+def meaning(keys: Iterable[tuple[str, str]], key: str) -> str:
+    """What a key does according to lines of keys, which may name several and what each does; empty if none has it."""
+    for names, does in keys:
+        named = names.split()
+        if key in named:
+            each = does.split("; ")
+            return each[named.index(key)] if len(each) == len(named) else does
+    return ""
+
+
 class Help(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,f1,enter", "dismiss", "close")]
 

@@ -56,9 +56,9 @@ class NewRun(Screen[None]):
         *REMEDY_BINDINGS,
         Binding("f5", "settings", "all settings", show=False),
         Binding("f7", "guide", "three questions", show=False),
-        Binding("escape", "stay", "cancel the start", show=False),
-        Binding("down", "app.focus_next", "next", show=False),
-        Binding("up", "app.focus_previous", "before", show=False),
+        Binding("escape", "stay", show=False),
+        Binding("down", "app.focus_next", show=False),
+        Binding("up", "app.focus_previous", show=False),
     ]
     KEYS = (
         ("up down", "between settings"),

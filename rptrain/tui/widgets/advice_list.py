@@ -13,12 +13,9 @@ from rptrain.tui.services.setting_text import with_labels
 from rptrain.tui.widgets.bindings import ALT_DIGITS
 
 REMEDY_BINDINGS = (
-    *(
-        Binding(f"alt+{n},{other}", f"remedy({n})", "remedy", show=False, priority=True)
-        for n, other in enumerate(ALT_DIGITS, 1)
-    ),
-    *(Binding(str(n), f"remedy({n})", "remedy", show=False) for n in range(1, 10)),
-    Binding("ctrl+g", "advice", "proposed changes", show=False),
+    *(Binding(f"alt+{n},{other}", f"remedy({n})", show=False, priority=True) for n, other in enumerate(ALT_DIGITS, 1)),
+    *(Binding(str(n), f"remedy({n})", show=False) for n in range(1, 10)),
+    Binding("ctrl+g", "advice", show=False),
 )
 
 
