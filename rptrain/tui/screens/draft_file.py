@@ -52,6 +52,12 @@ async def save(screen: Screen[Any], edits: Edits) -> bool:
     return True
 
 
+async def may_leave(screen: Screen[Any], file: Path) -> bool:
+    """Asks whether the unsaved edits of a file may be lost."""
+    question = Confirm(f"Leave {file} without saving?", "Leave", "Its edits would be lost.")
+    return bool(await ask(screen, question))
+
+
 def tell_saved(screen: Screen[Any], edits: Edits) -> None:
     """Says that a draft was saved, and which of its values are invalid."""
     saved = f"saved to {edits.draft.path}"

@@ -18,7 +18,6 @@ from rptrain.tui.screens import data_sets, draft_file, terms
 from rptrain.tui.screens.ask_name import AskName
 from rptrain.tui.screens.choices import data_question, file_question, model_question, settings_question
 from rptrain.tui.screens.closing import is_left, until_closed
-from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.data import DataBrowser
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.first_run import FirstRun
@@ -453,10 +452,8 @@ class NewRun(Screen[None]):
             await (self._take_over(path) if path.is_dir() else self._open(path))
 
     async def _may_lose_edits(self) -> bool:
-        """Asks whether unsaved edits may be lost, if there are any."""
         self._take()
-        question = Confirm(f"Leave {self._draft.path} without saving?", "Leave", "Its edits would be lost.")
-        return not self._shared.unsaved or bool(await ask(self, question))
+        return not self._shared.unsaved or await draft_file.may_leave(self, self._draft.path)
 
     async def _open(self, path: Path) -> None:
         try:
