@@ -63,7 +63,7 @@ def curve(view: RunView, metric: str, axis: Axis, count: int) -> tuple[list[floa
 def _speeds(view: RunView) -> Sequence[float]:
     """The speed of each reported step, NaN for the first one of each process, which is slow, if others are known."""
     speeds, times = view.steps.column("tokens_per_second"), view.steps.column("time")
-    first = {bisect_right(times, start) for start in view.starts}
+    first = {bisect_right(times, start) for start in view.training_time.starts}
     known = [nan if index in first else speed for index, speed in enumerate(speeds)]
     return speeds if all(map(isnan, known)) else known
 

@@ -5,7 +5,7 @@ from the newest snapshots.
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from math import isfinite, nan
+from math import inf, isfinite, nan
 
 from rptrain.runs.events import Progress
 from rptrain.runs.lanes import Snapshot
@@ -25,11 +25,21 @@ class Usage:
         self._columns = {name: array("d") for name in COLUMNS}
 
     def append(self, progress: Progress) -> None:
-        """Adds a row. An earlier time than the last one's, by a clock that was set back, is skipped."""
-        if not self._times or progress.time > self._times[-1]:
-            self._times.append(progress.time)
-            for column, value in zip(self._columns.values(), _row(progress), strict=True):
-                column.append(value)
+        """Adds a row; two rows after a gap, for the beginning and the end of what it covers. An earlier time than the
+        last one's, by a clock that was set back, is skipped.
+        """
+        last = self._times[-1] if self._times else -inf
+        for time in (progress.time - progress.seconds, progress.time):
+            if time > last + (MINUTE if time < progress.time else 0.0):
+                self._times.append(time)
+                for column, value in zip(self._columns.values(), _row(progress), strict=True):
+                    column.append(value)
+
+    def keep(self, recent: Sequence[Snapshot]) -> None:
+        """Adds rows for the last snapshots of a process that has ended."""
+        last = self._times[-1] if self._times else -inf
+        for shots in _buckets([shot for shot in _without_gap(recent) if shot.time > last]):
+            self.append(progress_of(shots, 0))
 
     def curve(self, name: str, recent: Sequence[Snapshot]) -> tuple[list[float], list[float]]:
         """Unix times and values of a column, to the end of the newest snapshots. Of a sample of a long run's snapshots,

@@ -13,11 +13,10 @@ Missing files, incomplete last lines and records of unknown kinds are skipped.
 """
 
 import time
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf, isnan
+from math import isnan
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -32,8 +31,10 @@ from rptrain.runs.records import known_fields, time_of, validator
 from rptrain.runs.series import Steps
 from rptrain.runs.tail import LARGE
 from rptrain.runs.timeline import Schedule, StepTimeline
+from rptrain.runs.training_time import TrainingTime
 from rptrain.runs.usage import Usage
 from rptrain.runs.view_values import Checkpoint, Death, LaneView, LogLine, MemoryUse, Score, lane_views, lowest
+from rptrain.utils.units import format_loss
 
 State = Literal[
     "new", "loading", "training", "paused", "saving", "evaluating", "exporting", "stopped", "failed", "finished", "dead"
@@ -96,6 +97,7 @@ class RunView:
         self.checkpoints: list[Checkpoint] = []
         self.scores: list[Score] = []
         self.best: Score | None = None
+        self._best_before: Score | None = None  # before the newest evaluation
         self.samples: list[Mapping[str, Any]] = []
         self.log: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self.recent: deque[Snapshot] = deque(maxlen=RECENT)
@@ -106,8 +108,7 @@ class RunView:
         self._completed = 0  # the last step according to other records of the newest process
         self._first_step = 0.0  # the newest process started after this step
         self._pace = Pace()
-        self._earlier = 0.0  # seconds of the processes before it
-        self._starts: list[tuple[float, float]] = []  # of each process: its start, and the seconds of those before it
+        self.training_time = TrainingTime()
         self._ended: State | None = None
         self._death: Death | None = None  # of the process before the newest one
         self._failed: tuple[float, str] | None = None  # time and message
@@ -170,7 +171,7 @@ class RunView:
 
     def _take(self, name: str, known: Mapping[str, Any]) -> None:
         if name == "run_started":
-            self._earlier = known["trained"] if known.get("trained") is not None else self.trained
+            self.training_time.stop(known["trained"] if known.get("trained") is not None else self.trained)
             died = self._told != "new" and self._ended is None
             self._death = Death(self.process, self.step, self.last_seen) if died else None
         self.last_event = known["time"]
@@ -240,6 +241,8 @@ class RunView:
         unknown.
         """
         latest = self.latest
+        if self._told == "paused":
+            return None
         if not self.ended:
             return None if latest is None or latest.step <= self._first_step else latest.tokens_per_second
         speeds = [speed for speed in self.steps.column("tokens_per_second")[-REPORTS:] if not isnan(speed)]
@@ -270,34 +273,17 @@ class RunView:
         return max(times) or None
 
     def seconds(self, now: float) -> float | None:
-        """How long processes trained the run, in seconds, without the time between them; None if it has not begun.
-
-        `now`: Unix time, which counts for a run that has not ended.
+        """How long processes trained the run, in seconds, without pauses and the time between processes; None if it has
+        not begun. `now`: Unix time, which counts for a run that has not ended.
         """
         if self.taken_up is None:
             return None
-        return self.trained if self.ended else self._earlier + max(now - self.taken_up, 0.0)
-
-    def trained_at(self, time: float) -> float:
-        """How long processes had trained the run at a Unix time, in seconds. A sample of a long run may lack starts."""
-        if not self._starts:
-            return 0.0
-        index = bisect_right(self._starts, (time, inf))
-        started, earlier = self._starts[max(index - 1, 0)]
-        later = self._starts[index][1] if 0 < index < len(self._starts) else inf
-        return min(earlier + max(time - started, 0.0), later)
-
-    @property
-    def starts(self) -> Sequence[float]:
-        """Unix times at which processes began to train the run, of a sample of a long run only some."""
-        return [time for time, _ in self._starts]
+        return self.trained if self.ended else self.training_time.until(now)
 
     @property
     def trained(self) -> float:
-        """How long processes trained the run up to its last record, in seconds; 0 for a run that has not begun."""
-        if self.taken_up is None:
-            return 0.0
-        return self._earlier + max((self.last_seen or 0.0) - self.taken_up, 0.0)
+        """The same up to the last record; 0 for a run that has not begun."""
+        return self.training_time.until(self.last_seen or 0.0)
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -406,11 +392,17 @@ class RunView:
         sentence = finished_sentence(event.step, change) if isinstance(event, Finished) else event.sentence()
         if sentence is None:
             return
-        if self.best is not None and self.best is self.scores[-1] and isinstance(event, Evaluation):
+        if isinstance(event, Evaluation) and self._is_improved():
             sentence += ", the best so far"
         self._add_line(event.time, sentence, event.severity)
         if change is not None and (hint := change.hint(self.step)) is not None:
             self._add_line(event.time, hint, "warning")
+
+    def _is_improved(self) -> bool:
+        """Whether the newest validation loss is lower than all before it, as far as the shown digits tell."""
+        if self.best is None or self.best is not self.scores[-1]:
+            return False
+        return self._best_before is None or format_loss(self._best_before.score) != format_loss(self.best.score)
 
     def _add_line(self, time: float, text: str, kind: Severity) -> None:
         self.log.append(LogLine(time, text if len(text) <= SAID else f"{text[:SAID]} …", kind))
@@ -418,9 +410,11 @@ class RunView:
     def _on_run_started(self, record: Mapping[str, Any]) -> None:
         self.version, self.model, self.parameters = record["version"], record["model"], record["parameters"]
         self.devices = record["devices"]
+        if self.began is not None:  # the snapshots are those of the process before
+            self.usage.keep(self.recent)
         self.began = self.began or record["time"]
         self.taken_up = record["time"]
-        self._starts.append((record["time"], self._earlier))
+        self.training_time.begin(record["time"])
         self._latest = self.step_ended = None
         self._completed = 0
         self._first_step = self._reported
@@ -449,6 +443,8 @@ class RunView:
     def _on_step(self, record: Mapping[str, Any]) -> None:
         self.steps.append(record)
         self._told = "training"
+        if not self.training_time.counts:  # of a long run, the end of the pause was not read
+            self.training_time.begin(record["time"])
         self.skipped += record["skipped"]
         self._pace.completed(record["step"], record["time"])
 
@@ -462,7 +458,7 @@ class RunView:
     def _on_evaluation(self, record: Mapping[str, Any]) -> None:
         score = Score(record["time"], record["step"], record["name"], record["score"], record.get("tasks", {}))
         self.scores.append(score)
-        self.best = lowest((*filter(None, [self.best]), score))
+        self._best_before, self.best = self.best, lowest((*filter(None, [self.best]), score))
 
     def _on_sample(self, record: Mapping[str, Any]) -> None:
         self.samples.append({name: record[name] for name in ("step", "prompt", "text")})
@@ -483,9 +479,11 @@ class RunView:
 
     def _on_paused(self, record: Mapping[str, Any]) -> None:
         self._told = "paused"
+        self.training_time.stop(self.training_time.until(record["time"]))
 
     def _on_continued(self, record: Mapping[str, Any]) -> None:
         self._told = "training"
+        self.training_time.begin(record["time"])
         self._pace.restart(record["step"])
 
     def _on_stopped(self, record: Mapping[str, Any]) -> None:

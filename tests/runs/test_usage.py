@@ -41,11 +41,11 @@ def test_curves_go_from_the_first_record_to_the_newest_snapshot():
     recent = [shot(115.0 + n / 2, 0.5) for n in range(40)]
     curves = {name: usage.curve(name, recent) for name in COLUMNS}
     xs, busy = curves["busy"]
-    assert xs == [60.0, 120.0, 125.0, 130.0] and busy == [0.75, 0.75, 0.5, 0.5]
-    assert curves["vram"][1][:2] == [14.0, 14.0] and curves["power"][1][:2] == [100.0, 100.0]
-    assert curves["host"][1] == [60.0, 120.0, 125.0, 130.0]
-    assert curves["tokens_per_second"][1][:2] == [60.0, 120.0]
-    assert all(isnan(value) for name in ("vram", "power", "tokens_per_second") for value in curves[name][1][2:])
+    assert xs == [59.5, 60.0, 120.0, 125.0, 130.0] and busy == [0.75, 0.75, 0.75, 0.5, 0.5]
+    assert curves["vram"][1][:3] == [14.0] * 3 and curves["power"][1][:3] == [100.0] * 3
+    assert curves["host"][1] == [60.0, 60.0, 120.0, 125.0, 130.0]
+    assert curves["tokens_per_second"][1][:3] == [60.0, 60.0, 120.0]
+    assert all(isnan(value) for name in ("vram", "power", "tokens_per_second") for value in curves[name][1][3:])
 
 
 def test_the_last_two_minutes_keep_their_detail():
@@ -53,7 +53,7 @@ def test_the_last_two_minutes_keep_their_detail():
     for minute in (60.0, 120.0, 180.0):
         usage.append(progress_of([shot(minute, 1.0)], 1))
     xs, _ = usage.curve("busy", [shot(75.0 + n / 2, 0.5) for n in range(240)])
-    assert xs[:4] == [60.0, 120.0, 125.0, 130.0] and xs[-1] == 190.0, "the record at 120 covers 60 to 120"
+    assert xs[:5] == [59.5, 60.0, 120.0, 125.0, 130.0] and xs[-1] == 190.0, "the record at 120 covers 60 to 120"
 
 
 def test_a_sample_of_snapshots_hides_no_record():
@@ -63,7 +63,7 @@ def test_a_sample_of_snapshots_hides_no_record():
         usage.append(progress_of([shot(60.0 * minute, 1.0)], 1))
     sampled = [shot(2.0 + n / 2, 0.5) for n in range(8)] + [shot(1800.0 + n / 2, 0.5) for n in range(8)]
     xs, _ = usage.curve("busy", [*sampled, *(shot(3595.0 + n / 2, 0.5) for n in range(20))])
-    assert xs == [*(60.0 * minute for minute in range(1, 61)), 3604.5]
+    assert xs == [59.5, *(60.0 * minute for minute in range(1, 61)), 3604.5]
 
 
 def test_curves_of_a_run_that_is_read_in_part(tmp_path):
@@ -81,7 +81,7 @@ def test_curves_of_a_run_that_is_read_in_part(tmp_path):
     assert not view.whole and len(view.recent) == 480 and len(view.steps) < 3000
     assert view.trained == 3600.0 and view.seconds(1000.0 + 9600.0 + 1200.0) == 3600.0
     xs, _ = view.usage.curve("busy", view.recent)
-    times = [view.trained_at(time) for time in xs]
+    times = [view.training_time.at(time) for time in xs]
     assert times == sorted(times) and times[0] <= 60.0 and 3590.0 < times[-1] <= 3600.0
 
 
@@ -94,3 +94,18 @@ def test_the_first_minute_with_values_of_each_process():
 def test_a_run_that_has_just_begun(count: int):
     xs, ys = Usage().curve("busy", [shot(1.0 + n / 2, 0.5) for n in range(count)])
     assert (xs, ys) == ([(1.0 + (count - 1) / 2)], [0.5]) if count else ([], [])
+
+
+def test_curves_cover_the_first_minute_and_the_end_of_each_process(tmp_path):
+    """The records of both are 60 seconds apart, and the first process was killed 20 seconds after the last one."""
+    minute = [shot(100.0 + n / 2, 0.5, speed=10.0) for n in range(1, 121)]
+    write(tmp_path, START, process(), json.loads(to_line(progress_of(minute, 1))))
+    (tmp_path / FILE).write_text("".join(shot(160.0 + n / 2, 0.25).to_line() + "\n" for n in range(1, 41)))
+    view = RunView(tmp_path)
+    write(tmp_path, START | {"time": 500.0, "trained": 80.0}, process(time=500.5))
+    later = [shot(500.0 + n / 2, 0.5) for n in range(1, 121)]
+    write(tmp_path, json.loads(to_line(progress_of(later, 1))))
+    view.refresh()
+    xs, busy = view.usage.curve("busy", view.recent)
+    assert xs == [100.0, 160.0, 165.0, 170.0, 175.0, 500.0, 560.0]
+    assert busy == [0.5, 0.5, 0.25, 0.25, 0.25, 0.5, 0.5]

@@ -143,7 +143,22 @@ def test_a_process_records_how_long_earlier_ones_took(tmp_path):
     write(tmp_path, START | {"time": 900.0, "trained": 40.0}, process(time=900.0), step(2) | {"time": 910.0})
     view = RunView(tmp_path)
     assert (view.trained, view.seconds(915.0)) == (50.0, 55.0)
-    assert [view.trained_at(time) for time in (90.0, 110.0, 500.0, 900.0, 905.0)] == [0.0, 10.0, 40.0, 40.0, 45.0]
+    assert [view.training_time.at(time) for time in (90.0, 110.0, 500.0, 900.0, 905.0)] == [0.0, 10.0, 40.0, 40.0, 45.0]
+
+
+def test_pauses_do_not_count_as_training(tmp_path):
+    write(tmp_path, START, process(), step(2), {"event": "paused", "time": 105.0, "step": 2})
+    view = RunView(tmp_path)
+    assert view.seconds(300.0) == view.trained == 5.0 and view.tokens_per_second is None
+    assert [view.training_time.at(time) for time in (103.0, 200.0)] == [3.0, 5.0]
+    write(tmp_path, {"event": "continued", "time": 305.0, "step": 2}, step(3) | {"time": 307.0})
+    view.refresh()
+    assert (view.seconds(310.0), view.trained) == (10.0, 7.0) and view.tokens_per_second is not None
+    assert [view.training_time.at(time) for time in (103.0, 200.0, 306.0)] == [3.0, 5.0, 6.0]
+    write(tmp_path, {"event": "paused", "time": 308.0, "step": 3}, step(4) | {"time": 400.0})  # its end was not read
+    write(tmp_path, START | {"time": 900.0}, process(time=900.0))
+    view.refresh()
+    assert view.seconds(901.0) == 9.0
 
 
 def test_two_steps_that_end_together_give_no_pace(tmp_path):
@@ -282,6 +297,13 @@ def test_a_resumed_run_forgets_what_it_does_again(tmp_path):
 
 def score(number: int, value: float | None) -> dict:
     return {"event": "evaluation", "time": 100.0 + 2 * number, "step": number, "name": "loss", "score": value}
+
+
+def test_a_lower_validation_loss_with_the_same_digits_is_not_marked(tmp_path):
+    write(tmp_path, START, process(), score(1, 0.14319), score(2, 0.14318), score(3, 0.1431))
+    view = RunView(tmp_path)
+    marked = [line.text.endswith("the best so far") for line in view.log if "validation loss" in line.text]
+    assert marked == [True, False, True] and view.best == view.scores[2]
 
 
 def test_the_best_validation_loss_is_marked_and_that_of_void_steps_is_forgotten(tmp_path):

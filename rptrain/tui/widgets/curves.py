@@ -37,14 +37,14 @@ def _losses(view: RunView) -> Sequence[Curve]:
 
 def _over_time(column: str, style: str, view: RunView) -> Sequence[Curve]:
     times, ys = view.usage.curve(column, view.recent)
-    return (Curve([view.trained_at(time) for time in times], ys, style),)
+    return (Curve([view.training_time.at(time) for time in times], ys, style),)
 
 
 def _speeds(view: RunView) -> Sequence[Curve]:
     """The speed, whose slow first steps after a start or a resume do not set the axis."""
     times, ys = view.usage.curve("tokens_per_second", view.recent)
-    xs = [view.trained_at(time) for time in times]
-    outside = frozenset(xs[index] for index in warming_up(view.starts, times, ys))
+    xs = [view.training_time.at(time) for time in times]
+    outside = frozenset(xs[index] for index in warming_up(view.training_time.starts, times, ys))
     return (Curve(xs, ys, "$success", outside=outside),)
 
 
