@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, ClassVar
 
 from textual import work
@@ -61,6 +62,7 @@ class RptrainApp(App[None]):
     def __init__(self, context: Context, attach: Path | None = None) -> None:
         super().__init__()
         self._shared, self._first_run = context, attach
+        self._shown_until: dict[str, float] = {}  # when each notice disappears, by a monotonic clock
         if self.no_color:  # removed from the environment, but the trainer needs it too
             context.environment = {**context.environment, "NO_COLOR": "1"}
         for theme in THEMES:
@@ -140,8 +142,15 @@ class RptrainApp(App[None]):
         timeout: float | None = None,
         markup: bool = False,
     ) -> None:
-        """Shows the message without interpreting markup, which names of files and runs may contain."""
-        super().notify(as_message(message), title=title, severity=severity, timeout=timeout, markup=False)
+        """Shows the message without interpreting markup, which names of files and runs may contain; once, as long as
+        it is shown.
+        """
+        message = as_message(message)
+        now = monotonic()
+        if self._shown_until.get(message, now) > now:
+            return
+        self._shown_until[message] = now + (self.NOTIFICATION_TIMEOUT if timeout is None else timeout)
+        super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
     async def action_quit(self) -> None:
         """Quits; asks first if there are unsaved edits."""

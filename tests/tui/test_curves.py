@@ -39,6 +39,18 @@ async def test_the_values_at_the_cursor():
 
 
 @driven
+async def test_the_newest_value_changes_without_the_curves():
+    plot = Plot("loss", id="loss")
+    async with Page(plot).run_test(size=(60, 12)) as pilot:
+        await pilot.pause()
+        plot.show((Curve([10, 20], [5.0, 4.0], "red"),), "4.1")
+        before = widget_text(plot).splitlines()
+        plot.tell("3.9", "a hint")
+        title, *curves = widget_text(plot).splitlines()
+        assert title.split() == ["loss", "3.9", "a", "hint"] and curves == before[1:]
+
+
+@driven
 async def test_values_at_other_places_and_axes_that_hardly_vary():
     plot = Plot("memory", id="loss")
     async with Page(plot).run_test(size=(60, 12)) as pilot:

@@ -1,5 +1,6 @@
-"""The head of the Run screen: redrawing it does not look through all steps of a run again."""
+"""The head of the Run screen: it fits, and redrawing it does not look through all steps of a run again."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,11 @@ from rptrain.runs import view as view_module
 from rptrain.runs.view import RunView
 from rptrain.tui.widgets import run_head
 
+from .conftest import Page, driven, widget_text
 from .recorded import make_run
+
+CHANGE = "loss 10.205 -> 4.6e-4 (-100%)"
+NOTE = "not saved: s saves"
 
 
 @pytest.mark.parametrize(
@@ -29,3 +34,24 @@ def test_all_steps_are_looked_through_at_most_once(
     for _ in range(3):
         assert dict(run_head._numbers(view))["learning rate"] and view.loss_change
     assert calls == looks
+
+
+@driven
+@pytest.mark.parametrize(
+    ("width", "end", "note", "shown"),
+    [
+        (78, "finished", CHANGE, "✓ finished loss 10.205 -> 4.6e-4 2,000/2,000 took 12 m 11 s"),
+        (58, "finished", CHANGE, "✓ finished 2,000/2,000 took 12 m 11 s"),
+        (78, "paused", NOTE, "⏸ paused not saved: s saves ━ 2,000/2,000"),
+        (58, "paused", NOTE, "⏸ paused not saved: s saves 2,000/2,000"),
+    ],
+)
+async def test_no_number_is_cut(tmp_path: Path, width: int, end: str, note: str, shown: str):
+    view = RunView(make_run(tmp_path, "support", steps=345, total=2000, end=end))
+    view._completed = 2000
+    head = run_head.RunHead()
+    async with Page(head).run_test(size=(width, 4)) as pilot:
+        head.show(view, view.state, note)
+        await pilot.pause()
+        line = widget_text(head).splitlines()[0]
+    assert len(line) == width and re.sub(" +", " ", re.sub("━+", "━", line)) == f"support {shown}"

@@ -17,6 +17,7 @@ from rptrain.runs.view_values import Checkpoint
 from rptrain.tui.app import RptrainApp
 from rptrain.tui.screens.run import PAUSE, RunScreen
 from rptrain.tui.services import launch
+from rptrain.tui.services.replay import Replay
 from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.lanes import Lanes
 from rptrain.tui.widgets.log_panel import LogPanel
@@ -253,7 +254,7 @@ async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, 
         assert "■ stopped" in screen_text(app) and "r resumes from step " in screen_text(app)
         await pilot.press("r")
         await until(pilot, lambda: "the trainer is starting" in screen_text(app))
-        await until(pilot, lambda: "… starting" in screen_text(app) and "stopped" not in screen_text(app))
+        await until(pilot, lambda: "… starting" in screen_text(app) and "■ stopped" not in screen_text(app))
         await until(pilot, lambda: "resumes from step 400; numbers after its first steps" in screen_text(app))
         assert "took" not in screen_text(app) and "of peak speed" not in screen_text(app), (
             "numbers of the process before"
@@ -380,10 +381,91 @@ async def test_a_replay_goes_from_the_beginning_to_the_end(make: Made, tmp_path:
         for key, by in (("right", span / 20), ("left", 0), ("shift+right", 60), ("right", 60 + span / 20)):
             await press_until(pilot, key, lambda by=by: abs(screen._replay.clock - before - by) < 1)
         assert screen._replay.view.step == int((screen._replay.clock - BEGAN - 40) // 2)
+        await press_until(pilot, "l", lambda: "← → seek" in screen_text(pilot.app))
+        await pilot.press("escape")
+        await until(pilot, lambda: "← → seek" not in screen_text(pilot.app))
         await pilot.press("space", "+", "+", "plus", "plus", "plus", "plus", "plus", "plus")
         await until(pilot, lambda: "100/100" in screen_text(pilot.app))
         await pilot.press("escape")
         await until(pilot, lambda: screen.state == "finished" and "✓ finished" in screen_text(pilot.app))
+
+
+@driven
+async def test_each_of_several_quick_keys_moves_a_replay(make: Made, tmp_path: Path, monkeypatch):
+    run = make_run(tmp_path / "runs", steps=300, total=300, end="finished", alive=False)
+    async with make(attach=run).run_test(size=(80, 24)) as pilot:
+        screen = await opened(pilot)
+        await pilot.press("v", "space")
+        await until(pilot, lambda: "paused" in screen_text(pilot.app))
+        before, move = screen._replay.clock, Replay.at
+        go = threading.Event()
+        monkeypatch.setattr(Replay, "at", lambda *given: go.wait(PATIENCE) and move(*given))
+        for _ in range(3):
+            screen.action_sideways(10)
+            await pilot.pause()
+        go.set()
+        await until(pilot, lambda: screen._target is None)
+        assert abs(screen._replay.clock - before - 180) < 1
+
+
+def test_a_replay_skips_the_time_without_a_process(tmp_path: Path):
+    run = make_run(tmp_path, steps=5, every=0.5)
+    again = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    with (run / "events.jsonl").open("a") as file:
+        for record in again:
+            file.write(json.dumps(record | {"time": record["time"] + 300}) + "\n")
+    (run / "lanes.jsonl").unlink()
+    replay = Replay(run)
+    replay.speed, seconds = 1, 0
+    while not replay.done:
+        replay.add(replay.news(1.0))
+        seconds += 1
+    assert 2 * 42 < seconds < 100
+    assert [line.text for line in replay.view.log if line.text.startswith("replay")] == [
+        "replay: 4 m 16 s without records skipped"
+    ]
+    assert abs(Replay.at(run, BEGAN + 100, 1).clock - BEGAN - 100) < 1, "a key leads into this time"
+
+
+@driven
+async def test_the_log_stays_in_sight_while_a_run_is_resumed(make: Made, tmp_path: Path, monkeypatch):
+    run = make_run(tmp_path / "runs", end="stopped", alive=False)
+    script = "echo begun >> begun; while ! test -e go; do sleep 0.02; done; echo no such model; exit 2"
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", script, "trainer"))
+    async with make(attach=run).run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        await pilot.press("r")
+        await until(pilot, lambda: "… starting" in screen_text(pilot.app))
+        await settled(pilot)
+        assert "saved checkpoints/checkpoint-400" in screen_text(pilot.app)
+        (tmp_path / "go").touch()
+        await until(pilot, lambda: "no such model" in widget_text(pilot.app.screen.query_one("#log-text")))
+
+
+@driven
+async def test_an_equal_notice_is_shown_once(make: Made, tmp_path: Path):
+    async with make(attach=make_run(tmp_path / "runs")).run_test(size=(80, 24), notifications=True) as pilot:
+        screen = await opened(pilot)
+        for text in ("one", "two", "one", "one"):
+            pilot.app.notify(text, timeout=PATIENCE)
+        await until(pilot, lambda: len(screen.query(Toast)) == 2)
+        await settled(pilot)
+        assert len(screen.query(Toast)) == 2
+
+
+@driven
+async def test_the_pane_with_the_focus_is_marked_without_color(make: Made, tmp_path: Path):
+    async with make(attach=make_run(tmp_path / "runs")).run_test(size=(80, 24)) as pilot:
+        screen = await opened(pilot)
+        panes, seen = {"devices": "devices", "memory": "memory", "log-body": "log"}, set[str]()
+        for _ in panes:
+            await pilot.press("tab")
+            await settled(pilot)
+            focused = screen.focused.id
+            heavy = [id for id in panes.values() if "heavy" in str(screen.query_one(f"#{id}").styles.border)]
+            assert heavy == [panes[focused]]
+            seen.add(focused)
+        assert seen == set(panes)
 
 
 @driven

@@ -55,6 +55,7 @@ EMPTY = {
     "exporting": "the model is being written",
 }
 OF_FOLDER = ("export", "resume", "begin", "chat", "replay")  # actions that read the run's folder
+FAILED = "failed to start"
 STARTING = {True: "the trainer is starting", False: "training failed to start: see below"}
 
 
@@ -122,6 +123,7 @@ class RunScreen(Screen[None]):
         self._replay: Replay | None = None
         self._pause = REMOTE_PAUSE if "SSH_CONNECTION" in os.environ else PAUSE
         self._held = False  # the replay
+        self._target: float | None = None  # the Unix time to which it is being moved
         self._scheduled = False  # whether it shows the schedule of a step
         self._ending: Ending | None = None  # of a run that failed or died
 
@@ -154,7 +156,7 @@ class RunScreen(Screen[None]):
         view = self._view = await asyncio.to_thread(RunView, self.path, large=AT_FIRST)
         known = view.state, self._beginning
         await self._look_at_ending(view)
-        self.query_one(LogPanel).turn_to("log" if view.log and not known[1] else "output")
+        self.query_one(LogPanel).turn_to("log" if view.log and known[1] != FAILED else "output")
         self.refresh_bindings()
         self._show()
         whole = None if view.whole else asyncio.ensure_future(asyncio.to_thread(RunView, self.path))
@@ -205,11 +207,12 @@ class RunScreen(Screen[None]):
         if (self._view.taken_up or 0.0) >= self._launched.began:
             self._launched = None
             return ""
-        return "starts" if self._launched.running else "failed to start"
+        return "starts" if self._launched.running else FAILED
 
     def _told(self, before: tuple[str, str], now: tuple[str, str]) -> None:
-        """Shows the trainer's output until its run has events, and then the log of events."""
-        if now[1]:
+        """Shows the trainer's output until its run has events or if it failed to start, else the log of events."""
+        assert self._view is not None
+        if now[1] == FAILED or (now[1] and not self._view.log):
             self.query_one(LogPanel).turn_to("output")
         elif before[1] or before[0] == "new":
             self.query_one(LogPanel).turn_to("log")
@@ -243,7 +246,7 @@ class RunScreen(Screen[None]):
             self.query_one(SchedulePanel).parts = ProcessSchedule.all_of(view)
         else:
             self._show_devices(view, state)
-            self.query_one(Curves).show(view, ended=state in ENDED)
+            self.query_one(Curves).show(view, state)
         panel = self.query_one(LogPanel)
         panel.show_log(view.whole_log)
         panel.show_samples(view.samples)
@@ -391,7 +394,7 @@ class RunScreen(Screen[None]):
     @work
     @until_closed
     async def action_replay(self) -> None:
-        self._held = False
+        self._held, self._target = False, None
         replay = None if self._replay is not None else await asyncio.to_thread(Replay, self.path)
         self._replay = replay
         self._show()
@@ -438,10 +441,11 @@ class RunScreen(Screen[None]):
             self.query_one(Curves).move(columns)
             return
         seconds = (replay.end - replay.began) * SEEK if abs(columns) == 1 else 60.0
-        clock = replay.clock + (seconds if columns > 0 else -seconds)
-        moved = await asyncio.to_thread(Replay.at, self.path, clock, replay.speed)
+        clock = (self._target or replay.clock) + (seconds if columns > 0 else -seconds)
+        self._target = min(max(clock, replay.began), replay.end)  # kept if the next key cancels this worker
+        moved = await asyncio.to_thread(Replay.at, self.path, self._target, replay.speed)
         if self._replay is replay:
-            self._replay = moved
+            self._replay, self._target = moved, None
             self._show()
 
     def action_part(self) -> None:

@@ -1,4 +1,4 @@
-"""A run from its beginning again, from what it recorded, at a speed of one's own.
+"""A run from its beginning again, from what it recorded, at a speed of one's own. Time without a process is skipped.
 
 `news` may be called by a thread of its own; the view changes by `add` alone.
 """
@@ -14,13 +14,16 @@ from rptrain.runs.process import other_folders
 from rptrain.runs.reader import LONGEST
 from rptrain.runs.records import time_of
 from rptrain.runs.view import RunView
+from rptrain.runs.view_values import LogLine
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 from rptrain.utils.paths import inside
+from rptrain.utils.units import format_duration
 
 SHOWN_IN = 30.0  # seconds that a replay takes at its first speed, or more
 SLOWEST, FASTEST = 1, 1 << 16
-Record = tuple[float, int, Any]  # time, rank of the process, and a snapshot or the JSON object of an event
+GAP = 3.0  # seconds on the screen without records before a process starts, from which they are skipped
+Record = tuple[float, int, Any]  # time, rank of the process, and a snapshot, the JSON object of an event or a LogLine
 MAX_RECORDS = 5000  # records that are taken at once
 SKIMMED = 1 << 16  # bytes of events, of more a part: enough to know when the last was
 
@@ -69,11 +72,20 @@ class Replay:
     def news(self, seconds: float) -> list[Record]:
         """Reads what was recorded in so many seconds, times the speed."""
         self._clock += seconds * self.speed
-        found: list[Record] = []
+        found: list[Record] = list(self._skipped()) if seconds else []
         while self._next is not None and self._next[0] <= self._clock and len(found) < MAX_RECORDS:
             found.append(self._next)
             self._next = next(self._records, None)
         return found
+
+    def _skipped(self) -> Iterator[Record]:
+        """Moves the clock to the start of the next process if it is far away, with a line for the log."""
+        if self._next is None or not isinstance(record := self._next[2], dict):
+            return
+        gap = self._next[0] - self._clock
+        if record.get("event") == "run_started" and gap > GAP * self.speed:
+            self._clock = self._next[0]
+            yield self._clock, 0, LogLine(self._clock, f"replay: {format_duration(gap)} without records skipped")
 
     def add(self, news: list[Record]) -> None:
         """Shows it in the view."""
@@ -81,6 +93,8 @@ class Replay:
             view = self.view.of_process(rank)
             if isinstance(record, Snapshot):
                 view.take_snapshot(record)
+            elif isinstance(record, LogLine):
+                view.log.append(record)
             else:
                 view.take(record)
 

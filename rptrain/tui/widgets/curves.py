@@ -12,14 +12,14 @@ from textual.containers import Horizontal, VerticalScroll
 from rptrain.runs.events import VALIDATION_LOSS
 from rptrain.runs.series import smoothed, thinned
 from rptrain.runs.usage import BUCKET, warming_up
-from rptrain.runs.view import RunView
+from rptrain.runs.view import ENDED, RunView
 from rptrain.tui.widgets.memory_panel import MemoryPanel
 from rptrain.tui.widgets.plot import POINTS, Curve, Plot
 from rptrain.utils.units import format_bytes, format_duration, format_loss, format_percent, format_short, format_speed
 
 PAUSE = 1.0  # seconds between two drawings of growing curves
 LEAST_RANGE = 0.1  # of curves over time: speed and memory vary a little without a reason
-HINT = "l next · m smooth · ← → values"
+HINT, IN_REPLAY = "l next · m smooth · ← → values", "l next · m smooth · ← → seek"
 
 
 def _by_step(column: str, style: str, view: RunView) -> Sequence[Curve]:
@@ -58,12 +58,26 @@ class Kind:
     format: Callable[[float], str] = format_short
     timed: bool = False  # over the time of training, not by step
     bounds: tuple[float, float] | None = None  # of the axis
+    value: Callable[[RunView], float | None] | None = None  # the newest, as the head has it; None: of the main curve
+
+    def text(self, value: float | None) -> str:
+        return "" if value is None else self.format(value)
 
 
 KINDS = (
-    Kind("loss", "loss", _losses, format_loss),
-    Kind("learning-rate", "learning rate", partial(_by_step, "learning_rate", "$muted")),
-    Kind("grad-norm", "gradient norm", partial(_by_step, "grad_norm", "$backward")),
+    Kind("loss", "loss", _losses, format_loss, value=lambda view: view.loss),
+    Kind(
+        "learning-rate",
+        "learning rate",
+        partial(_by_step, "learning_rate", "$muted"),
+        value=lambda view: None if view.latest is None else view.latest.learning_rate,
+    ),
+    Kind(
+        "grad-norm",
+        "gradient norm",
+        partial(_by_step, "grad_norm", "$backward"),
+        value=lambda view: None if view.latest is None else view.latest.grad_norm,
+    ),
     Kind("speed", "tokens/s", _speeds, format_speed, timed=True),
     Kind(
         "busy", "device utilization", partial(_over_time, "busy", "$fused"), format_percent, timed=True, bounds=(0, 1)
@@ -80,7 +94,7 @@ class Curves(Horizontal):
     def __init__(self) -> None:
         super().__init__(id="middle")
         self._view: RunView | None = None
-        self._ended = False
+        self._state = ""
         self._drawn: tuple[object, ...] = ()  # what the curves were drawn from
         self._when = 0.0
         self._later = False  # whether a drawing is due
@@ -99,12 +113,15 @@ class Curves(Horizontal):
         with VerticalScroll(id="memory"):
             yield MemoryPanel()
 
-    def show(self, view: RunView, *, ended: bool) -> None:
-        """Draws the curves of a view, unless nothing is new or the last drawing was just made. `ended`: the run, which
-        is not replayed.
+    def show(self, view: RunView, state: str) -> None:
+        """Draws the curves of a view, unless nothing is new or the last drawing was just made. `state` is the view's,
+        or "replay".
         """
-        self._ended = ended
-        self.query_one(MemoryPanel).show(view, ended=ended)
+        self._state = state
+        self.query_one(MemoryPanel).show(view, ended=state in ENDED)
+        for kind in KINDS:
+            if kind.value is not None:
+                self._plot(kind).tell(kind.text(kind.value(view)), self._hint(kind))
         now = asyncio.get_running_loop().time()
         timed = view.recent[-1].time // BUCKET if view.recent and self.chosen is not None and self.chosen.timed else 0
         source = (view, len(view.steps), len(view.scores), timed)
@@ -123,7 +140,7 @@ class Curves(Horizontal):
         """Draws what was too soon to draw, if nothing else did: a run may have ended."""
         self._later = False
         if self._view is not None:
-            self.show(self._view, ended=self._ended)
+            self.show(self._view, self._state)
 
     def turn(self) -> None:
         """Shows the next plot that has points alone, and after the last one all that fit."""
@@ -137,7 +154,7 @@ class Curves(Horizontal):
         for one in KINDS:
             plot = self._plot(one)
             plot.set_class(one == kind, "-chosen")
-            plot.hint, plot.cursor = HINT if one == kind else "", None
+            plot.hint, plot.cursor = self._hint(one), None
         if self._view is not None:
             self._draw(self._view)
 
@@ -166,17 +183,19 @@ class Curves(Horizontal):
         for kind in KINDS:
             if kind == self.chosen or (self.chosen is None and not kind.timed):
                 main, *others = kind.read(view)
-                value = view.loss if kind.id == "loss" else next((y for y in reversed(main.ys) if isfinite(y)), None)
+                value = kind.value(view) if kind.value else next((y for y in reversed(main.ys) if isfinite(y)), None)
                 if self._smooth:
                     others = (replace(main, style="$faint", name="", valued=False), *others)
                     xs, ys = smoothed(main.xs, main.ys)
                     main = replace(main, xs=xs, ys=ys)
-                text = "" if value is None else kind.format(value)
                 self._plot(kind).note = "smoothed" if self._smooth else ""
-                self._plot(kind).show(tuple(map(_thin, (*others, main))), text)
+                self._plot(kind).show(tuple(map(_thin, (*others, main))), kind.text(value))
 
     def _has_points(self, kind: Kind) -> bool:
         return self._view is not None and any(isfinite(y) for y in kind.read(self._view)[0].ys)
+
+    def _hint(self, kind: Kind) -> str:
+        return "" if kind != self.chosen else IN_REPLAY if self._state == "replay" else HINT
 
     def _plot(self, kind: Kind) -> Plot:
         return self.query_one(f"#{kind.id}", Plot)

@@ -8,6 +8,7 @@ from statistics import median
 
 from textual.content import Content
 from textual.events import Click
+from textual.geometry import Region
 from textual.message import Message
 
 from rptrain.runs.series import thinned
@@ -63,12 +64,19 @@ class Plot(LineWidget):
         self.spikes = inf  # values above this multiple of the median are drawn at the upper end of the axis
         self.note = ""  # text behind the title, such as "smoothed"
         self.curves: tuple[Curve, ...] = ()
-        self.value = self.hint = ""
+        self.value = self.hint = self._notes = ""
         self.cursor: int | None = None  # its column
 
     def show(self, curves: tuple[Curve, ...], value: str = "") -> None:
         self.curves, self.value = curves, value
         self.redraw()
+
+    def tell(self, value: str, hint: str) -> None:
+        """Shows another newest value and another hint, and the curves as they are."""
+        if (value, hint) != (self.value, self.hint) and self._drawn:
+            self.value, self.hint = value, hint
+            self._drawn[0] = self._heading()
+            self.refresh(Region(0, 0, self.size.width, 1))
 
     def move(self, columns: int) -> None:
         """Moves the cursor; without one it appears at the end."""
@@ -87,23 +95,12 @@ class Plot(LineWidget):
         return max(self.size.width - AXIS - 1, 1)
 
     def lines(self) -> Iterator[Content]:
-        width, height = self.size
-        rows, columns = height - 2, self._columns
+        rows, columns = self.size.height - 2, self._columns
         points = [(curve, _drawable(curve, 2 * columns)) for curve in self.curves]
         ys = [y for _, places in points for _, y in places]
         scaled = self._logarithmic and bool(ys) and min(ys) > 0 and max(ys) / min(ys) > WIDE
-        notes = "".join(f", {note}" for note in (self.note, "log scale" if scaled else "") if note)
-        named = self._names(width - len(self.title) - len(notes))
-        value = self.value if self.cursor is None else self._at(self.cursor)
-        title = Content.assemble(
-            (self.title, "bold"),
-            (notes, "$muted"),
-            "  ",
-            (value, "$accent"),
-            *(named if self.cursor is None else ()),
-        )
-        gap = width - title.cell_length - len(self.hint)
-        yield Content.assemble(title, " " * gap, (self.hint, "$muted")) if self.hint and gap > 1 else title
+        self._notes = "".join(f", {note}" for note in (self.note, "log scale" if scaled else "") if note)
+        yield self._heading()
         if rows < 1 or columns < 4:
             return
         xs = [x for _, places in points for x, _ in places]
@@ -141,6 +138,21 @@ class Plot(LineWidget):
         first, last = self.format_x(left), self.format_x(right)
         gap = max(1, columns - len(first) - len(last))
         yield Content.styled(f"{'':{AXIS + 1}}{first}{'' if left == right else ' ' * gap + last}", "$muted")
+
+    def _heading(self) -> Content:
+        """The title, the value, the names of the curves and the hint."""
+        width = self.size.width
+        named = self._names(width - len(self.title) - len(self._notes))
+        value = self.value if self.cursor is None else self._at(self.cursor)
+        title = Content.assemble(
+            (self.title, "bold"),
+            (self._notes, "$muted"),
+            "  ",
+            (value, "$accent"),
+            *(named if self.cursor is None else ()),
+        )
+        gap = width - title.cell_length - len(self.hint)
+        return Content.assemble(title, " " * gap, (self.hint, "$muted")) if self.hint and gap > 1 else title
 
     def _names(self, width: int) -> list[tuple[str, str]]:
         """The names of the curves after their marks, in a line; the marks alone if there is little room."""

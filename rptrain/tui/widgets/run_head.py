@@ -81,14 +81,15 @@ class RunHead(LineWidget):
             when = ""
         else:
             when = f"{format_duration(view.eta)} left"
-        right = Content.assemble(f" {steps}  ", (f"{when:>12}", "$muted"))
-        what = Content.assemble("  ", state_text(state), " " * (STATE - len(state)), f"{note}  " if note else "")
-        room = self.size.width - what.cell_length - right.cell_length
-        name = clipped(one_line(view.path.name), max(room - LEAST, SHORTEST))
-        left = Content.assemble((name, "bold"), what)
-        width = room - cell_len(name)
+        right = Content.assemble(f" {steps}", (f"  {when:>12}", "$muted") if when else "")
+        what = Content.assemble("  ", state_text(state), " " * (STATE - len(state)))
+        name, room = one_line(view.path.name), self.size.width - what.cell_length - right.cell_length
+        note = _fitting(note, room - min(cell_len(name), SHORTEST))
+        name = clipped(name, max(room - len(note) - LEAST, SHORTEST))
+        width = room - cell_len(name) - len(note)
         share = view.step / total if total else 0.0
-        return Content.assemble(left, bar(share, width, "$primary") if width > 3 else " " * max(width, 0), right)
+        rest = bar(share, width, "$primary") if width >= LEAST else " " * max(width, 0)
+        return Content.assemble((name, "bold"), what, note, rest, right)
 
     def _numbers(self, view: RunView) -> Content:
         parts: list[tuple[str, str]] = []
@@ -100,6 +101,12 @@ class RunHead(LineWidget):
                 continue  # a shorter one may fit
             parts += [(value, "bold"), (f" {name}", "$muted"), ("   ", "")]
         return Content.assemble(*parts[:-1])
+
+
+def _fitting(note: str, room: int) -> str:
+    """The note and a gap, without what is in parentheses at its end or empty if there is too little room."""
+    texts = (f"{text}  " for text in (note, note.partition(" (")[0]) if text)
+    return next((text for text in texts if len(text) <= room), "")
 
 
 def _start(view: RunView) -> Content:
