@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral's block; queries grow with their positions, so that attention stays sharp over long contexts."""
+"""Ministral 3: Mistral's block, with queries that are scaled by their positions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,8 +31,9 @@ DEFAULTS: Mapping[str, Any] = {
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = {**DEFAULTS, **config}
+    given = {key: value for key, value in config.items() if key != "rope_parameters" or value is not None}
+    filled = {**DEFAULTS, **given}
     found: list[str] = []
     window = read_window(filled, found)
-    shape = read_shape(filled, unsupported=found, growth=True)
+    shape = read_shape(filled, unsupported=found, query_scaling=True)
     return decoder(ARCHITECTURE, config, shape, [window] * shape.layers)

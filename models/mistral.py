@@ -23,6 +23,8 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
 def read_window(config: Mapping[str, Any], found: list[str]) -> int | None:
     """The window of attention in all layers, None for full attention; problems are added to `found`."""
-    if config.get("layer_types"):
-        found.append("layer_types is not supported; a Mistral has the same attention in all layers")
-    return None if config["sliding_window"] is None else read_number(config, "sliding_window", found)
+    window = None if config["sliding_window"] is None else read_number(config, "sliding_window", found)
+    same = "full_attention" if window is None else "sliding_attention"
+    if any(kind != same for kind in config.get("layer_types") or ()):
+        found.append(f"layer_types is not supported, but for {same} in all layers, which is what sliding_window says")
+    return window

@@ -121,7 +121,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
         return BUILDERS[architecture](config)
     if architecture in TOWERS:
         tower = TOWERS[architecture]
-        return tower.around(build(tower.text_config(config)), config)
+        return tower.wrap(build(tower.text_config(config)), config)
     problem = f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
     nested = config.get("text_config")
     if "kv_lora_rank" in {**config, **(nested if isinstance(nested, Mapping) else {})}:

@@ -34,15 +34,17 @@ class Rotary:
 
     inv_freq: tuple[float, ...]  # R / 2 frequencies, scaling applied
     factor: float = 1.0  # of the tables of cosines and sines, and so of queries and keys (YaRN)
-    growth: "QueryGrowth | None" = None  # a further factor of whole queries
+    query_scaling: "QueryScaling | None" = None  # a further factor of whole queries
 
 
 @dataclass(frozen=True)
-class QueryGrowth:
-    """Queries at position p are multiplied by 1 + beta ln(1 + floor(p / context)), as in Llama 4 and Ministral 3."""
+class QueryScaling:
+    """Attention scaling by position, as in Llama 4: queries at position p are multiplied by
+    1 + beta ln(1 + floor(p / original_max_position_embeddings)).
+    """
 
     beta: float
-    context: float  # tokens
+    original_max_position_embeddings: float
 
 
 @dataclass(frozen=True)
@@ -421,7 +423,7 @@ class ModelShape:
     vocab_size: int
     tied: bool
     carried: tuple[str, ...] = ()  # patterns of tensors of its checkpoints that training leaves out
-    stored_prefixes: tuple[tuple[str, str], ...] = ()  # of names: those of modules, and others in checkpoints
+    stored_prefixes: tuple[tuple[str, str], ...] = ()  # each of module names, and that of checkpoints
 
     @property
     def text_config(self) -> Mapping[str, Any]:

@@ -7,7 +7,9 @@ from typing import Any
 from rptrain.models.spec import ModelSpec, Param
 from rptrain.utils.errors import UserError
 
-SHARED = ("dtype", "torch_dtype", "quantization_config", "bos_token_id", "eos_token_id", "pad_token_id")
+# Settings of the whole model that hold for its text model, unless that has its own.
+SHARED = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+SHARED += ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class TextTower:
     """An architecture whose config.json describes its text model in `text_config`."""
 
     architecture: str
-    model_types: tuple[str, ...]  # of the text models; the first one is the default
+    model_types: tuple[str, ...]  # model_type of the possible text models; the first one is the default
     # Prefixes of the text model's tensors: those of the text model alone, of modules, and in checkpoints. The last two
     # may be used in checkpoints; exports have the last ones.
     prefixes: tuple[tuple[str, str, str], ...]
@@ -31,12 +33,10 @@ class TextTower:
             known = ", ".join(self.model_types)
             raise UserError(f"config.json: text_config.model_type {kind!r} is not supported in {self}; {known} are")
         shared = {key: config[key] for key in SHARED if nested.get(key) is None and config.get(key) is not None}
-        if nested.get("tie_word_embeddings") is None:
-            shared["tie_word_embeddings"] = config.get("tie_word_embeddings")
         own = {key: value for key, value in nested.items() if key != "architectures"}
         return {**own, **shared, "model_type": kind}
 
-    def around(self, text: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
+    def wrap(self, text: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
         """The text model with the names that its tensors have in the whole model of this config.json."""
         units = tuple(replace(unit, params=tuple(self._renamed(param) for param in unit.params)) for unit in text.units)
         return replace(
@@ -44,16 +44,16 @@ class TextTower:
             architecture=self.architecture,
             config=config,
             units=units,
-            carried=(*map(self._module, text.carried), *self.carried),
+            carried=(*map(self._module_name, text.carried), *self.carried),
             stored_prefixes=tuple((module, stored) for _, module, stored in self.prefixes),
         )
 
     def _renamed(self, param: Param) -> Param:
-        parts = tuple(replace(part, key=self._module(part.key)) for part in param.parts)
-        stack = param.stack and replace(param.stack, key=self._module(param.stack.key))
+        parts = tuple(replace(part, key=self._module_name(part.key)) for part in param.parts)
+        stack = param.stack and replace(param.stack, key=self._module_name(param.stack.key))
         return replace(param, parts=parts, stack=stack)
 
-    def _module(self, name: str) -> str:
+    def _module_name(self, name: str) -> str:
         for alone, module, _ in self.prefixes:
             if name.startswith(alone):
                 return module + name.removeprefix(alone)

@@ -23,9 +23,10 @@ def freeze(spec: Shape, patterns: Sequence[str]) -> Shape:
     nothing or only a part of a stacked matrix, or if nothing is left to train.
     """
     names = [part.key for unit in spec.units for param in unit.params for part in param.parts]
+    stored = {spec.stored_name(name): name for name in names}
     matched, unknown = set[str](), list[str]()
     for pattern in dict.fromkeys(patterns):
-        found = fnmatch.filter(names, pattern)
+        found = {*fnmatch.filter(names, pattern), *(stored[name] for name in fnmatch.filter(stored, pattern))}
         matched.update(found)
         if not found:
             unknown.append(pattern)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.batch import Rotation
-from rptrain.models.spec import QueryGrowth, Rotary
+from rptrain.models.spec import QueryScaling, Rotary
 
 YARN = ("factor", "original_max_position_embeddings")
 YARN_OPTIONS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 LARGEST = torch.finfo(torch.float32).max  # the largest number in a config
-GROWTH = "llama_4_scaling_beta"
+QUERY_SCALING = "llama_4_scaling_beta"
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -26,19 +26,24 @@ class RotaryTables:
 
     def at(self, positions: Tensor) -> tuple[Rotation, ...]:
         """The tables [T, R/2] and factors [T] of positions [T]."""
-        return tuple(tables(inv_freq, positions, rotary.factor, rotary.growth) for inv_freq, rotary in self._rotaries)
+        return tuple(
+            tables(inv_freq, positions, rotary.factor, rotary.query_scaling) for inv_freq, rotary in self._rotaries
+        )
 
 
-def tables(inv_freq_R: Tensor, positions: Tensor, factor: float = 1.0, growth: QueryGrowth | None = None) -> Rotation:
+def tables(
+    inv_freq_R: Tensor, positions: Tensor, factor: float = 1.0, query_scaling: QueryScaling | None = None
+) -> Rotation:
     """cos and sin [T, R/2] of positions [T] in the frequencies' dtype, multiplied by `factor`, and queries' factors."""
-    places = positions.to(inv_freq_R.dtype)
-    angles = places.unsqueeze(1) * inv_freq_R
+    positions = positions.to(inv_freq_R.dtype)
+    angles = positions.unsqueeze(1) * inv_freq_R
     cos, sin = angles.cos(), angles.sin()
     if factor != 1:
         cos, sin = cos * factor, sin * factor
-    if growth is None:
+    if query_scaling is None:
         return Rotation(cos, sin)
-    return Rotation(cos, sin, (places / growth.context).floor_().log1p_().mul_(growth.beta).add_(1))
+    contexts = (positions / query_scaling.original_max_position_embeddings).floor_()
+    return Rotation(cos, sin, contexts.log1p_().mul_(query_scaling.beta).add_(1))
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,9 +70,11 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def problems(rope: Mapping[str, Any], head_size: int, *, partial: bool = False, growth: bool = False) -> list[str]:
-    """The rotary settings that are not supported. `partial`: rotating a part of a head's columns is. `growth`: queries
-    that grow with their positions are.
+def problems(
+    rope: Mapping[str, Any], head_size: int, *, partial: bool = False, query_scaling: bool = False
+) -> list[str]:
+    """The rotary settings that are not supported. `partial`: rotating a part of a head's columns is. `query_scaling`:
+    scaling queries by their positions is.
     """
     if not rope:
         return ["rope_scaling or rope_parameters must be a JSON object"]
@@ -91,7 +98,8 @@ def problems(rope: Mapping[str, Any], head_size: int, *, partial: bool = False, 
             found.append(f"{key} of the rotary embedding must be a positive number, not {shortened(rope.get(key))}")
     if rope["rope_type"] == "yarn":
         for key in YARN_OPTIONS:
-            if rope.get(key) is not None and not _is_positive(rope[key]):
+            off = rope.get(key) == 0 and key in ("mscale", "mscale_all_dim")  # as transformers reads it
+            if rope.get(key) is not None and not off and not _is_positive(rope[key]):
                 found.append(
                     f"{key} of the rotary embedding must be a positive number or null, not {shortened(rope[key])}"
                 )
@@ -99,17 +107,17 @@ def problems(rope: Mapping[str, Any], head_size: int, *, partial: bool = False, 
             found.append(f"truncate of the rotary embedding must be true or false, not {rope['truncate']!r}")
         if not found and rope["rope_theta"] <= 1:
             found.append(f"rope_theta must be above 1 with rope type 'yarn', not {rope['rope_theta']!r}")
-    if rope.get(GROWTH) is not None:
-        found += _growth_problems(rope, allowed=growth)
+    if rope.get(QUERY_SCALING):
+        found += _query_scaling_problems(rope, allowed=query_scaling)
     if rope["rope_type"] == "llama3" and not found and rope["low_freq_factor"] >= rope["high_freq_factor"]:
         found.append("low_freq_factor of the rotary embedding must be below high_freq_factor")
     return found
 
 
-def _growth_problems(rope: Mapping[str, Any], *, allowed: bool) -> list[str]:
+def _query_scaling_problems(rope: Mapping[str, Any], *, allowed: bool) -> list[str]:
     if not allowed:
-        return [f"{GROWTH} of the rotary embedding is not supported in this architecture"]
-    keys = (GROWTH, "original_max_position_embeddings")
+        return [f"{QUERY_SCALING} of the rotary embedding is not supported in this architecture"]
+    keys = (QUERY_SCALING, "original_max_position_embeddings")
     return [
         f"{key} of the rotary embedding must be a positive number, not {shortened(rope.get(key))}"
         for key in keys
@@ -124,9 +132,9 @@ def columns(rope: Mapping[str, Any], head_size: int) -> int:
 
 def rotary(rope: Mapping[str, Any], head_size: int) -> Rotary:
     """The rotary positions of these settings."""
-    beta = rope.get(GROWTH)
-    growth = None if beta is None else QueryGrowth(float(beta), float(rope["original_max_position_embeddings"]))
-    return Rotary(inverse_frequencies(rope, columns(rope, head_size)), attention_factor(rope), growth)
+    beta = rope.get(QUERY_SCALING)
+    query_scaling = None if not beta else QueryScaling(float(beta), float(rope["original_max_position_embeddings"]))
+    return Rotary(inverse_frequencies(rope, columns(rope, head_size)), attention_factor(rope), query_scaling)
 
 
 def inverse_frequencies(rope: Mapping[str, Any], head_size: int) -> tuple[float, ...]:

@@ -62,14 +62,14 @@ def read_shape(
     quantized: str | None = None,
     ropes: Sequence[Mapping[str, Any]] | None = None,
     partial: bool = False,
-    growth: bool = False,
+    query_scaling: bool = False,
 ) -> Shape:
     """The shape of a decoder, or a UserError that lists every problem.
 
     `head_size`: see `read_sizes`. `unsupported`: problems that the caller found. `biases`: whether attention has them.
     `quantized`: the `quant_method` of weights that can be read nevertheless. `ropes`: the settings of several rotary
-    positions; None: those of the config. `partial`: whether they may be of a part of a head's columns. `growth`:
-    whether queries may grow with their positions.
+    positions; None: those of the config. `partial`: whether they may be of a part of a head's columns. `query_scaling`:
+    whether queries may be scaled by their positions.
     """
     found = list(unsupported or [])
     sizes = read_sizes(config, found, head_size)
@@ -86,7 +86,9 @@ def read_shape(
     ):
         found.append("quantization_config: the weights are quantized; use the 16-bit or 32-bit original")
     ropes = [rope.parameters(config)] if ropes is None else ropes
-    problems = (rope.problems(settings, sizes.head_size, partial=partial, growth=growth) for settings in ropes)
+    problems = (
+        rope.problems(settings, sizes.head_size, partial=partial, query_scaling=query_scaling) for settings in ropes
+    )
     found += dict.fromkeys(problem for each in problems for problem in each)
     if found:
         raise UserError("config.json describes a model that cannot be trained here:\n- " + "\n- ".join(found))

@@ -5,7 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import lcm, prod
 from pathlib import Path
@@ -35,6 +35,7 @@ TIED_HEAD = "lm_head.weight"
 BUFFER = ".rotary_emb.inv_freq"  # tensors in old checkpoints that are computed from the config
 DRAWN = 1 << 20  # numbers drawn at a time, so that threads rarely contend; a multiple of DRAWN_UNIT
 DRAWN_UNIT = 16  # numbers that torch draws together
+COMPARED = 64  # rows of a stored head and of the embedding
 CHECKED = 1 << 20  # numbers checked at a time, so that all threads have work
 
 
@@ -91,9 +92,9 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     places = _places(spec)
     packed = {name for place in places.values() for name in place.packed}
     stored: dict[str, Stored] = {}
-    names: dict[str, str] = {}  # in the files
+    names: dict[str, str] = {}  # the names in the files
     stamps: dict[Path, Stamp] = {}
-    for file in _files(directory):
+    for file in find_files(directory):
         stamps[file] = Stamp.of(file)
         for stored_name, tensor in read_header(file, packed).items():
             name = spec.module_name(stored_name)
@@ -106,9 +107,15 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     for name, place in places.items():
         wanted |= place.packed if not stored.keys().isdisjoint(place.packed) else {name: place.shape}
     missing = [f"{spec.stored_name(name)} is missing" for name in wanted if name not in stored]
-    rest = {name: tensor for name, tensor in stored.items() if name not in wanted and not _ignored(name, spec)}
+    if TIED_HEAD in wanted and TIED_HEAD not in stored and spec.config.get("tie_word_embeddings"):
+        missing.append("set text_config.tie_word_embeddings to true in config.json if the embedding is the head, too")
+    rest = {name: tensor for name, tensor in stored.items() if name not in wanted}
     carried = {name: tensor for name, tensor in rest.items() if spec.carries(name)}
-    extra = [f"{names.get(name, name)} is not part of the model" for name in rest if name not in carried]
+    extra = [
+        f"{names.get(name, name)} is not part of the model"
+        for name in rest
+        if name not in carried and not _ignored(name, spec)
+    ]
     shapes = [
         f"{names.get(name, name)} has shape {list(stored[name].shape)}, not {list(shape)}"
         for name, shape in wanted.items()
@@ -118,6 +125,8 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     if problems := missing + extra + shapes + sorted(wide):
         shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
         raise UserError(f"the weights in {directory} do not fit its config.json:\n- " + "\n- ".join(shown))
+    if spec.tied and (head := stored.get(TIED_HEAD)):
+        _check_tied(stored[spec.units[0].params[0].parts[0].key], head)
     carried = {names[name]: tensor for name, tensor in carried.items()}
     return WeightFiles(directory, {name: stored[name] for name in wanted}, carried, stamps)
 
@@ -302,11 +311,25 @@ def _taken_apart(stored: Mapping[str, Stored], spec: ModelSpec) -> dict[str, Sto
     return taken
 
 
+def _check_tied(embedding: Stored, head: Stored) -> None:
+    """UserError if a stored head differs from the embedding that is to be the head. The first rows are compared."""
+    if (embedding.shape, embedding.dtype) != (head.shape, head.dtype):
+        return
+    shape = min(embedding.shape[0], COMPARED), *embedding.shape[1:]
+    rows = [torch.empty(shape, dtype=embedding.dtype) for _ in range(2)]
+    read([(replace(each, shape=shape), into) for each, into in zip((embedding, head), rows, strict=True)])
+    if not torch.equal(*(each.view(torch.uint8) for each in rows)):
+        raise UserError(
+            f"{head.file}: lm_head.weight differs from the embedding, and config.json says that it does not: set "
+            "tie_word_embeddings to false there"
+        )
+
+
 def _ignored(name: str, spec: ModelSpec) -> bool:
     return name.endswith(BUFFER) or (spec.tied and name == TIED_HEAD)
 
 
-def _files(directory: Path) -> list[Path]:
+def find_files(directory: Path) -> list[Path]:
     """The checkpoint's shards. Raises UserError if there are none, or if the index is wrong."""
     if (directory / SINGLE).is_file():
         return [directory / SINGLE]

@@ -13,12 +13,12 @@ from rptrain.utils.paths import leads_out
 BASE = "base"  # the folder in a checkpoint
 MAX_FILE = 512 << 20  # bytes: more than a tokenizer has
 TEMPLATE = "chat_template.jinja"
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")  # of models with more than a text model
 # The files that are copied, by name.
 PARSED = (
     "config.json",
     "generation_config.json",
-    "processor_config.json",
-    "preprocessor_config.json",
+    *PROCESSORS,
     "tekken.json",
     "tokenizer.json",
     "tokenizer.model",
@@ -46,8 +46,8 @@ def base_files(
 ) -> dict[str, bytes]:
     """The contents of the config, tokenizer, template and license files of a model directory, by name.
 
-    `chat_template` is Jinja text that replaces the model's own template, `config` replaces its config. UserError if
-    config.json is missing, or if a file is larger than MAX_FILE.
+    `chat_template` is Jinja text that replaces the model's own template; `config`, of a text model alone, replaces that
+    of the whole model. UserError if config.json is missing, or if a file is larger than MAX_FILE.
     """
     if not (model_dir / "config.json").is_file():
         raise UserError(f"the base model's config.json is no longer in {model_dir}")
@@ -55,6 +55,7 @@ def base_files(
     if chat_template is not None:
         files[TEMPLATE] = chat_template.encode()
     if config is not None:
+        files = {name: content for name, content in files.items() if name not in PROCESSORS}
         files["config.json"] = json.dumps(config, indent=2).encode()
     return files
 

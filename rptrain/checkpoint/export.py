@@ -22,7 +22,7 @@ from rptrain.checkpoint.atomic_dir import (
     read_manifest,
     written_aside,
 )
-from rptrain.checkpoint.base_files import BASE, base_files
+from rptrain.checkpoint.base_files import BASE, PROCESSORS, base_files
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export_progress import KIND, ExportProgress, Report
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
@@ -31,6 +31,7 @@ from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.optim.adam import join
 from rptrain.kernels.reference.dense import wide
+from rptrain.models import registry
 from rptrain.models.adapters.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
@@ -144,7 +145,7 @@ def _write(
             if name != "config.json":  # written with the weights: it names their dtype
                 aside.write(name, [content])
         if GENERATION not in base:
-            config = {**spec.config, **spec.text_config}
+            config = registry.text_only(spec.config)
             tokens = {key: config[key] for key in SPECIAL_TOKENS if config.get(key) is not None}
             aside.write_json(GENERATION, {"_from_model_config": True, **tokens})
         progress.begin("reading back")
@@ -165,7 +166,8 @@ def _write_adapter(
 ) -> Path:
     """Writes an adapter, without the model's config: with it, loaders would take the directory for a whole model."""
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
-    base = {name: content for name, content in base.items() if name not in ("config.json", GENERATION)}
+    left_out = ("config.json", GENERATION, *PROCESSORS)
+    base = {name: content for name, content in base.items() if name not in left_out}
     weights = sum(map(prod, shapes(spec).values())) * dtype.itemsize
     needed = weights + sum(map(len, base.values()))
     facts = {"kind": KIND, "base": base_of(spec)}

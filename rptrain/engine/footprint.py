@@ -112,7 +112,7 @@ class StageMemories:
     def _rotation(self) -> int:
         """Bytes per token of the tables of all rotary positions."""
         rotaries = self._spec.rotaries
-        return ROTATION * sum(len(rotary.inv_freq) + (rotary.growth is not None) for rotary in rotaries)
+        return ROTATION * sum(len(rotary.inv_freq) + (rotary.query_scaling is not None) for rotary in rotaries)
 
     def _before(self, nbytes: Callable[[Unit], int]) -> list[int]:
         """The bytes of all layers before each one, and of all."""

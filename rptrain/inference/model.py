@@ -58,7 +58,7 @@ class Model(NamedTuple):
 
     def ends(self, tokenizer: Any) -> set[int]:
         """The token ids that end an answer, from the tokenizer and the config."""
-        named = {**self.spec.config, **self.spec.text_config}.get("eos_token_id")
+        named = registry.text_only(self.spec.config).get("eos_token_id")
         ends = {*named} if isinstance(named, list) else {named}
         return {end for end in (*ends, tokenizer.eos_token_id) if end is not None}
 

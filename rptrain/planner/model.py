@@ -62,11 +62,11 @@ def starts_from_files(config: Config, model_dir: Path) -> bool:
 def carried_bytes(config: Config, spec: ModelShape) -> int:
     """Bytes of the tensors in the model's files that exports copy: models/weights/carried.py."""
     model_dir = registry.locate(config.model.path)
-    if not spec.carried or not starts_from_files(config, model_dir):
+    if not spec.carried or not starts_from_files(config, model_dir) or not any(model_dir.glob("*.safetensors")):
         return 0
     return sum(
         prod(stored.shape) * stored.dtype.itemsize
-        for file in sorted(model_dir.glob("*.safetensors"))
+        for file in pretrained.find_files(model_dir)
         for name, stored in read_header(file).items()
         if spec.carries(name)
     )

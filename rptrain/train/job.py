@@ -18,6 +18,7 @@ from rptrain.data.template import load_template
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
+from rptrain.models import registry
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.planner import auto
@@ -52,6 +53,7 @@ class Job:
     plan: RunPlan
     memory: MemoryPlan
     total_steps: int
+    text_only: bool = False  # whether the model is the text model alone of a larger one, with a config of its own
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -145,6 +147,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
         plan,
         memory,
         total,
+        text_only=registry.read_config(model_dir) != spec.config,
     )
 
 

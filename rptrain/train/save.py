@@ -16,7 +16,6 @@ from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
 from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.store import UnitState
-from rptrain.models import registry
 from rptrain.runs.events import CheckpointSaved, Event, SaveFailed
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.best import checkpoints_by_loss
@@ -172,6 +171,6 @@ def checkpoint_meta(
         meta["lora"] = job.adapter.to_dict()
     if job.chat_template is not None:
         meta["chat_template"] = job.chat_template
-    if job.spec.config != registry.read_config(job.model_dir):
-        meta["config"] = job.spec.config  # of the text model alone
+    if job.text_only:
+        meta["config"] = job.spec.config
     return meta

@@ -25,7 +25,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
-GROWING = {**YARN, "llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 5}
+SCALED_QUERIES = {**YARN, "llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 5}
 COMMON = {
     "vocab_size": 61,
     "hidden_size": 24,
@@ -93,12 +93,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "phi3-partial": {"model_type": "phi3", "partial_rotary_factor": 0.5, "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral", "head_dim": 10, "sliding_window": 4},
     "mistral-no-window": {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": True},
-    "ministral3": {"model_type": "ministral3", "head_dim": 10, "rope_parameters": GROWING},
+    "ministral3": {"model_type": "ministral3", "head_dim": 10, "rope_parameters": SCALED_QUERIES},
     "ministral3-window": {
         "model_type": "ministral3",
         "head_dim": 6,
         "sliding_window": 5,
-        "rope_parameters": {**GROWING, "rope_type": "default"},
+        "rope_parameters": {**SCALED_QUERIES, "rope_type": "default"},
         "tie_word_embeddings": True,
     },
     "qwen2": {"model_type": "qwen2"},
@@ -145,7 +145,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {  # that `fresh` adds
     "MistralForCausalLM": {"sliding_window": 4},
-    "Ministral3ForCausalLM": {"rope_parameters": GROWING},
+    "Ministral3ForCausalLM": {"rope_parameters": SCALED_QUERIES},
     "Qwen2ForCausalLM": WINDOWS,
     "Olmo3ForCausalLM": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
     "GraniteForCausalLM": {

@@ -8,6 +8,7 @@ import torch
 
 from rptrain.models import registry
 from rptrain.models.layers import rope
+from rptrain.models.spec import QueryScaling
 from rptrain.utils.errors import UserError
 
 from .conftest import VARIANTS
@@ -361,6 +362,22 @@ def test_the_text_model_of_a_larger_one() -> None:
     }
     assert registry.text_only(text) == text
     assert not registry.build({**whole, "text_config": {**text, "tie_word_embeddings": False}}).tied
+
+
+def test_ministral_3_as_transformers_reads_it() -> None:
+    """Defaults replace a null, and a scaling of 0 is none."""
+    ministral = {**CONFIG, "num_key_value_heads": 2, "architectures": ["Ministral3ForCausalLM"], "head_dim": 8}
+    (default,) = registry.build({**ministral, "rope_parameters": None}).rotaries
+    assert default == registry.build(ministral).rotaries[0]
+    assert default.query_scaling == QueryScaling(0.1, 16384.0) and default.inv_freq[-1] < 1e-5
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0}
+    off = {**yarn, "mscale_all_dim": 0.0, "llama_4_scaling_beta": 0}
+    (rotary,) = registry.build({**ministral, "rope_parameters": off}).rotaries
+    assert rotary.query_scaling is None and rotary.factor == pytest.approx(1.138629436111989)
+    for layer_types, window in (("full_attention", None), ("sliding_attention", 4)):
+        registry.build({**ministral, "sliding_window": window, "layer_types": [layer_types] * 2})
+    with pytest.raises(UserError, match="layer_types is not supported"):
+        registry.build({**ministral, "sliding_window": 4, "layer_types": ["full_attention"] * 2})
 
 
 @pytest.mark.parametrize(

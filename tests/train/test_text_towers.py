@@ -10,13 +10,15 @@ from safetensors.torch import load_file, save_file
 from rptrain.checkpoint.export import export
 from rptrain.models import registry
 from rptrain.models.weights import pretrained
+from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
 from .test_run_exports import our_logits
 
 TEXT = {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "tie_word_embeddings": False}
-GROWING = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8}
-TEXT |= {"rope_parameters": {**GROWING, "llama_4_scaling_beta": 0.4}}
+SCALED_QUERIES = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8}
+TEXT |= {"rope_parameters": {**SCALED_QUERIES, "llama_4_scaling_beta": 0.4}}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "tie_word_embeddings": False}
 VISION = {
     "model_type": "pixtral",
     "hidden_size": 16,
@@ -29,22 +31,29 @@ VISION = {
 }
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["apart", "tied"])
+@pytest.fixture(scope="module", params=["apart", "tied", "shards"])
 def source(request, tmp_path_factory) -> Path:
-    """A directory whose model has a text model and a vision tower, as transformers saves it."""
+    """A directory whose model has a text model and a vision tower, as transformers saves it, and with "shards" as
+    Mistral Small is published: the head is apart, and the config does not say so.
+    """
     from transformers import Mistral3Config, Mistral3ForConditionalGeneration
 
     folder = tmp_path_factory.mktemp("tower") / "model"
-    tools.write_model(folder, **TEXT)
+    tied, shards = request.param == "tied", request.param == "shards"
+    tools.write_model(folder, **(MISTRAL if shards else TEXT))
     text = registry.read_config(folder)
-    config = Mistral3Config(text_config=text, vision_config=VISION, tie_word_embeddings=request.param)
+    config = Mistral3Config(text_config=text, vision_config=VISION, tie_word_embeddings=tied)
     torch.manual_seed(3)
     model = Mistral3ForConditionalGeneration(config)
     (folder / "model.safetensors").unlink()
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size="20KB" if shards else "1GB")
+    assert len([*folder.glob("*.safetensors")]) == (3 if shards else 1)
     described = json.loads((folder / "config.json").read_text())
-    described["text_config"]["tie_word_embeddings"] = request.param
+    described["text_config"]["tie_word_embeddings"] = tied
+    if shards:
+        del described["text_config"]["tie_word_embeddings"], described["tie_word_embeddings"]
     (folder / "config.json").write_text(json.dumps(described))
+    (folder / "preprocessor_config.json").write_text("{}")
     return folder
 
 
@@ -90,12 +99,12 @@ def test_trained_resumed_and_exported(folder) -> None:
     for directory in (again.model_path, exported):
         assert others(directory) == others(folder / "model")
         assert tensors(directory).keys() == tensors(folder / "model").keys()
+        assert (directory / "preprocessor_config.json").exists()
         model = theirs(directory)
         assert model.config.architectures == ["Mistral3ForConditionalGeneration"]
     same_logits(theirs(again.model_path), again.model_path)
     before, after = (tensors(path)["language_model.model.norm.weight"] for path in (folder / "model", again.model_path))
     assert not torch.equal(before, after)
-    assert "pixel" not in tools.generated(again.path, ["Sort the digits: 41"], 4, 0.0, 0, raw=False)[0]
 
 
 def test_both_names_of_the_text_model_are_read(folder) -> None:
@@ -121,6 +130,7 @@ def test_an_adapter_is_of_the_text_model_only(folder) -> None:
     from peft import PeftModel
 
     run = tools.train_here(folder, "lora.r=2", "optim.learning_rate=3e-2")
+    assert not (run.model_path / "preprocessor_config.json").exists()
     model = PeftModel.from_pretrained(theirs(folder / "model"), run.model_path)
     adapted = [name for name, _ in model.named_parameters() if "lora_A" in name]
     assert adapted and all(".language_model." in name for name in adapted)
@@ -136,6 +146,46 @@ def test_a_run_without_weights_exports_the_text_model(folder) -> None:
     again = tools.train_here(folder, "train.max_steps=3", "model.init=random", f"save.resume={run.checkpoints()[-1]}")
     for directory in (again.model_path, export(again.path, folder / "exported")):
         model, info = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
-        assert type(model).__name__ == "Ministral3ForCausalLM"
+        assert type(model).__name__ in ("Ministral3ForCausalLM", "MistralForCausalLM")
+        assert not (directory / "preprocessor_config.json").exists()
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         same_logits(model.eval(), directory)
+
+
+@pytest.mark.parametrize("base", ["nf4", "int8"])
+def test_a_quantized_base_leaves_the_other_parts_alone(folder, base) -> None:
+    run = tools.train_here(folder, "lora.r=2", f"lora.base={base}")
+    assert others(export(run.path, folder / "merged", merge=True)) == others(folder / "model")
+
+
+def test_frozen_and_file_backed_weights_by_both_names(folder) -> None:
+    names = '["language_model.model.embed_tokens.weight", "model.language_model.layers.0.*"]'
+    run = tools.train_here(folder, f"train.freeze={names}", "model.hold=map")
+    before, after = tensors(folder / "model"), tensors(run.model_path)
+    kept = {name for name, tensor in before.items() if torch.equal(tensor, after[name])}
+    assert {name for name in before if ".layers.0." in name or "embed" in name} <= kept
+    assert others(run.model_path) == others(folder / "model")
+    assert "language_model.model.norm.weight" not in kept
+
+
+def test_a_head_that_the_config_ties(folder) -> None:
+    """A stored head must be the embedding, and a missing one is explained."""
+    stored, own = tensors(folder / "model"), folder / "own"
+    own.mkdir()
+    described = json.loads((folder / "model/config.json").read_text())
+    head, embedding = "language_model.lm_head.weight", stored["language_model.model.embed_tokens.weight"]
+
+    def check(tied: bool, heads: dict[str, torch.Tensor]) -> None:
+        described["text_config"]["tie_word_embeddings"] = tied
+        (own / "config.json").write_text(json.dumps({**described, "tie_word_embeddings": True}))
+        rest = {name: tensor for name, tensor in stored.items() if name != head}
+        save_file(rest | heads, own / "model.safetensors")
+        pretrained.check(own, registry.build(registry.read_config(own)))
+
+    check(True, {})
+    check(True, {head: embedding.clone()})
+    with pytest.raises(UserError, match=r"lm_head\.weight differs from the embedding"):
+        check(True, {head: embedding + 1})
+    check(False, {head: embedding + 1})
+    with pytest.raises(UserError, match=r"set text_config\.tie_word_embeddings to true"):
+        check(False, {})
