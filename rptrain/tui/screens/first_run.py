@@ -16,7 +16,7 @@ from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.recipe import TASKS, TINY
 from rptrain.utils.text import one_line
 
-EXAMPLE = Item(TINY, "  407 k  Qwen3, bundled: trains on a CPU in a minute")
+EXAMPLE = Item(TINY, " 407 k  Qwen3, bundled: trains on a CPU in a minute")
 QUESTIONS = Item(TASKS, " built in  questions that the bundled example learns to answer")
 METHODS: Mapping[str, Mapping[str, str]] = {
     "full": {"train.method": "full"},
