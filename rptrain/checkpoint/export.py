@@ -170,7 +170,7 @@ def _write_adapter(
     base = {name: content for name, content in base.items() if name not in left_out}
     weights = sum(map(prod, shapes(spec).values())) * dtype.itemsize
     needed = weights + sum(map(len, base.values()))
-    facts = {"kind": KIND, "base": base_of(spec)}
+    facts = {"kind": KIND, "base": base_of(spec), "architecture": spec.architecture}
     with written_aside(to, facts, needed, check_names, force=force) as aside:
         progress.begin("writing", weights)
         write(aside, spec, view, made, dtype, progress.wrote)

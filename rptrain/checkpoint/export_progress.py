@@ -44,12 +44,17 @@ def base_format(directory: Path) -> str:
     """The format in which the run of an exported adapter held its base; "bf16" for other adapters. The adapter's
     files may have been edited since it was exported.
     """
+    return _fact(directory, "base") or "bf16"
+
+
+def _fact(directory: Path, key: str) -> str:
+    """A text that an export's manifest holds; empty without one."""
     try:
         found = json.loads(read_small_text(directory / MANIFEST))
     except (OSError, ValueError, RecursionError):  # not an export, or damaged
-        return "bf16"
-    base = found.get("base") if isinstance(found, dict) else None
-    return base if isinstance(base, str) else "bf16"
+        return ""
+    value = found.get(key) if isinstance(found, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def loading_code(directory: Path) -> str:
@@ -59,7 +64,8 @@ def loading_code(directory: Path) -> str:
     adapter, base, at = directory / ADAPTER_CONFIG, None, "path"
     if adapter.is_file():
         base, at = json.loads(read_small_text(adapter))["base_model_name_or_path"], "base"
-    several = _architecture(directory if base is None else Path(base)).endswith("ForConditionalGeneration")
+    architecture = _fact(directory, "architecture") or _architecture(directory if base is None else Path(base))
+    several = architecture.endswith("ForConditionalGeneration")
     model = "AutoModelForImageTextToText" if several else "AutoModelForCausalLM"
     tokenizer = (directory / TOKENIZER_CONFIG).is_file()
     return "\n".join(

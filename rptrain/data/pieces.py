@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 import numpy as np
 
-from rptrain.data.tokens import Stream, place_of
+from rptrain.data.tokens import Stream, place_of_document
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import counted
 
@@ -55,6 +55,7 @@ class Pieces:
     begins: np.ndarray  # int64 [pieces]
     lengths: np.ndarray  # int32 [pieces]
     supervised: np.ndarray  # int32 [pieces], labels that the loss counts
+    documents: np.ndarray  # int64 [pieces], the documents of all streams that they are parts of
     trimmed: Trimmed
 
 
@@ -71,7 +72,7 @@ class Unsupervised:
     @classmethod
     def of(cls, streams: Sequence[Stream], pieces: Pieces) -> Self:
         found = np.flatnonzero(pieces.supervised == 0)
-        places = (place_of(streams, begin) for begin in pieces.begins[found[:SHOWN]].tolist())
+        places = (place_of_document(streams, document) for document in pieces.documents[found[:SHOWN]].tolist())
         return cls(len(found), len(pieces.supervised), tuple(dict.fromkeys(places)))
 
     def sentence(self, whole: bool = True) -> str:
@@ -117,7 +118,7 @@ def piece(streams: Sequence[Stream], max_length: int, overlong: Overlong) -> Pie
         dropped=int(dropped.sum()),
         dropped_tokens=int(lengths[dropped].sum()),
     )
-    return Pieces(piece_begins, piece_lengths, supervised, trimmed)
+    return Pieces(piece_begins, piece_lengths, supervised, document, trimmed)
 
 
 def _refuse(streams: Sequence[Stream], documents: np.ndarray, max_length: int) -> None:

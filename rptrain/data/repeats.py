@@ -38,7 +38,7 @@ class Repeats:
         counted = f"{self.count:,} of {first}{self.total:,} samples repeat earlier ones"
         if held_out:
             return (
-                f"{counted}, and validation samples have copies in the training set: the validation loss says little "
-                "about new data. Remove the copies"
+                f"{counted}, and validation samples may have copies in the training set: the validation loss would "
+                "then say little about new data. Remove the copies"
             )
         return f"{counted}: remove the copies if they are not meant"

@@ -49,6 +49,15 @@ class Stream:
         return f"{self.name}:{self.lines[document]}"
 
 
+def place_of_document(streams: Sequence[Stream], document: int) -> str:
+    """The place, as "file:line", of a document among those of all streams."""
+    for stream in streams:
+        if document < len(stream):
+            return stream.place(document)
+        document -= len(stream)
+    raise IndexError(document)
+
+
 def stream_of(streams: Sequence[Stream], token: int) -> tuple[Stream, int]:
     """The stream, and the place in it, of a place in the tokens of all streams."""
     for stream in streams:

@@ -107,10 +107,11 @@ def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
 
 
 def _enough(length: RunLength) -> str:
-    """The epochs that make enough steps."""
+    """The epochs that make enough steps; other advice if these are too many."""
     if length.steps_per_epoch is None:
         return ""
-    return f" to {ceil(ENOUGH_STEPS / length.steps_per_epoch):,} for {ENOUGH_STEPS} steps"
+    epochs = ceil(ENOUGH_STEPS / length.steps_per_epoch)
+    return f" to {epochs:,} for {ENOUGH_STEPS} steps" if epochs < MANY_EPOCHS else ", or add data"
 
 
 def sentences(config: Config, length: RunLength) -> Iterator[str]:

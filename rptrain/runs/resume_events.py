@@ -48,7 +48,10 @@ class LossDiffers(Event):
 
     def sentence(self) -> str:
         loss, recorded = ("not finite" if known is None else known for known in (self.loss, self.recorded))
-        return f"step {self.step:,}: the loss is {loss}; before the run was resumed it was {recorded}"
+        return (
+            f"step {self.step:,}: the loss is {loss}; before the run was resumed it was {recorded}. "
+            "This is expected if a setting or the kind of GPU was changed"
+        )
 
 
 @dataclass(frozen=True)

@@ -44,19 +44,22 @@ class Throughput:
 
     Two short steps may run at once, with async updates, and end one right after the other. So the speed is always an
     average of the last STEPS steps or more, and of the last SECONDS seconds or more, as far as training ran so long.
+    The first step, which may compile kernels, counts only until STEPS others have ended.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._ends = deque([(0.0, 0)])  # seconds and tokens so far, at the ends of the last steps
         self._lap = 0.0, 0  # the same at the last lap
+        self._with_first = True  # whether the speed includes the first step
 
     def finished(self, tokens: int) -> float:
         """A step with these tokens has ended. Returns the speed."""
         ends, now = self._ends, self._clock.seconds
         ends.append((now, ends[-1][1] + tokens))
-        while len(ends) > STEPS + 1 and now - ends[1][0] >= SECONDS:
+        while len(ends) > STEPS + 1 and (self._with_first or now - ends[1][0] >= SECONDS):
             ends.popleft()
+            self._with_first = False
         return _speed(ends[0], ends[-1])
 
     def lap(self) -> float:

@@ -119,7 +119,8 @@ def format_short(value: float) -> str:
 
 def format_epochs(epochs: float) -> str:
     """Such as "1 epoch" or "0.25 epochs"."""
-    return f"{epochs:,.3g} {'epoch' if epochs == 1 else 'epochs'}"
+    text = f"{epochs:,.3g}"
+    return f"{text} {'epoch' if text == '1' else 'epochs'}"
 
 
 def format_moment(time: float) -> str:

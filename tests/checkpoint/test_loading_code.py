@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rptrain.checkpoint.atomic_dir import MANIFEST
 from rptrain.checkpoint.export_progress import loading_code
 
 SEVERAL = {"architectures": ["Mistral3ForConditionalGeneration"]}
@@ -50,6 +51,12 @@ def test_an_adapter_of_a_model_with_a_vision_tower_outside_of_the_current_direct
         "model = AutoModelForImageTextToText.from_pretrained(base)",
         "model = PeftModel.from_pretrained(model, path)",
     ]
+
+
+def test_an_adapter_names_the_architecture_of_a_base_on_the_hub(directory: Path):
+    (directory / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "a/b"}))
+    (directory / MANIFEST).write_text(json.dumps({"architecture": SEVERAL["architectures"][0]}))
+    assert "model = AutoModelForImageTextToText.from_pretrained(base)" in loading_code(directory)
 
 
 @pytest.mark.parametrize("config", ["", "[]", '{"architectures": []}', '{"architectures": null}'])

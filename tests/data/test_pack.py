@@ -111,6 +111,8 @@ def test_documents_that_teach_nothing_are_left_out(caplog):
     assert tokens_of(rows)[0] == [[4, 5, 6, 0, 0, 0, 0, 0]]
     assert rows.unsupervised == Unsupervised(1, 2, ("f:1",))
     assert "1 of 2 samples have no supervised token and are left out: f:1" in caplog.text
+    empty = laid_out([[], [4, 5, 6], []], 8, [[], [False, True, False], []])
+    assert empty.unsupervised == Unsupervised(2, 3, ("f:1", "f:3"))
 
 
 @pytest.mark.parametrize("masks", [[], [[True, False]], [[False, False, False]] * 3])

@@ -77,8 +77,9 @@ def test_first_samples(tmp_path):
 
 def test_samples_without_a_supervised_token_beyond_the_first_ones_are_counted(tmp_path):
     path = tmp_path / "rows.jsonl"
-    turns = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "cba"}]
-    rows = [{"messages": turns[:1] if line in (7, 9) else turns} for line in range(1, 11)]
+    answer = {"role": "assistant", "content": "cba"}
+    questions = [{"role": "user", "content": f"abc {line}"} for line in range(1, 11)]
+    rows = [{"messages": [turn] if line in (7, 9) else [turn, answer]} for line, turn in enumerate(questions, 1)]
     path.write_text("\n".join(map(json.dumps, rows)))
     found = first_samples(config_of(path), 2)
     counted = f"2 of 10 samples have no supervised token and are left out: {path}:7, {path}:9"

@@ -53,7 +53,7 @@ def test_rope(tokens: int, heads: int, kv_heads: int, size: int, dtype: torch.dt
 
     def rotated(x: Tensor) -> Tensor:
         first, second = x.chunk(2, -1)
-        twice_cos, twice_sin = (torch.cat((t, t), -1)[:, None].double() for t in rotation)
+        twice_cos, twice_sin = (torch.cat((t, t), -1)[:, None].double() for t in rotation[:2])
         return x * twice_cos + torch.cat((-second, first), -1) * twice_sin
 
     oracles = oracle(q, k)

@@ -145,7 +145,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {  # that `fresh` adds
     "MistralForCausalLM": {"sliding_window": 4},
-    "Ministral3ForCausalLM": {"rope_parameters": SCALED_QUERIES},
+    "Ministral3ForCausalLM": {
+        "rope_parameters": {**SCALED_QUERIES, "rope_type": "default", "llama_4_scaling_beta": 0.2}
+    },
     "Qwen2ForCausalLM": WINDOWS,
     "Olmo3ForCausalLM": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
     "GraniteForCausalLM": {

@@ -161,13 +161,14 @@ def test_a_token_cache_that_cannot_be_written(folder: Path, monkeypatch: pytest.
 
 def test_samples_that_are_left_out_are_a_warning(folder: Path) -> None:
     question = '{"messages": [{"role": "user", "content": "abc"}]}\n'
-    (folder / "chats.jsonl").write_text(f"{chats('a')}{question}{chats('b') * 300}")
+    different = "".join(chats(f"b{number}") for number in range(300))
+    (folder / "chats.jsonl").write_text(f"{chats('a')}{question}{different}")
     planned = tools.invoke("plan", "--config", "run.toml", "--json", "data.train.0.path=chats.jsonl")
     (found,) = json.loads(planned.stdout)["data_warnings"]
     assert found == "1 of 302 samples have no supervised token and are left out: chats.jsonl:2"
-    (folder / "chats.jsonl").write_text(f"{question}{chats('b') * 2000}")
+    (folder / "chats.jsonl").write_text(f"{question}{different}{chats('b') * 2000}")
     planned = tools.invoke("plan", "--config", "run.toml", "--json", "data.train.0.path=chats.jsonl")
-    (found,) = json.loads(planned.stdout)["data_warnings"]
+    found = json.loads(planned.stdout)["data_warnings"][0]
     assert found == "1 of the first 1,024 samples have no supervised token and are left out: chats.jsonl:1"
 
 

@@ -50,6 +50,19 @@ def test_the_speed_is_an_average_of_at_least_four_steps_and_five_seconds(monkeyp
         assert finish(15 / 64) == 240
 
 
+def test_a_slow_first_step_counts_until_four_others_have_ended(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock = Clock()
+    throughput = Throughput(clock)
+    speeds = []
+    with clock.running():
+        for seconds in (20, 0.5, 0.5, 0.5, 0.5):
+            now[0] += seconds
+            speeds.append(throughput.finished(30))
+    assert max(speeds[:4]) < 6 and speeds[4] == 60
+
+
 def test_a_step_lasts_from_the_end_of_the_previous_one_and_interruptions_do_not_count(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])

@@ -137,7 +137,7 @@ def test_the_end_says_how_the_loss_changed_and_what_to_try(tmp_path):
     flat = [record | {"loss": 4.0} if record["event"] == "step" else record for record in records]
     (run / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in flat))
     finished, hint = closing_lines(run)
-    assert finished == "finished after 60 steps: loss 4.0000 -> 4.0000 (+0.0%)" and "learning rate" in hint
+    assert finished == "finished after 60 steps: median loss 4.0000 -> 4.0000 (+0.0%)" and "learning rate" in hint
     assert [*closing_lines(tmp_path)] == []
 
 

@@ -9,6 +9,8 @@ from rptrain.runs.events import Event, LossDiffers, LossesRepeated
 from rptrain.runs.series import Steps
 from rptrain.train.repeats import Repeats
 
+EXPECTED = "This is expected if a setting or the kind of GPU was changed"
+
 
 def recorded(losses: Mapping[int, float | None]) -> Steps:
     steps = Steps()
@@ -37,8 +39,14 @@ EARLIER = {5: 9.0, 10: 8.0, 15: None, 20: 6.5}
         ({12: 1.0, 15: inf, 18: 1.0, 24: 1.0}, "step 15 repeats the loss recorded before"),
         ({10: 8.0, 15: nan}, None),
         ({24: 1.0}, None),
-        ({10: 8.0, 15: 7.0, 20: 1.0}, "step 15: the loss is 7.0; before the run was resumed it was not finite"),
-        ({10: 8.000000001, 20: 1.0}, "step 10: the loss is 8.000000001; before the run was resumed it was 8.0"),
+        (
+            {10: 8.0, 15: 7.0, 20: 1.0},
+            "step 15: the loss is 7.0; before the run was resumed it was not finite. " + EXPECTED,
+        ),
+        (
+            {10: 8.000000001, 20: 1.0},
+            "step 10: the loss is 8.000000001; before the run was resumed it was 8.0. " + EXPECTED,
+        ),
     ],
 )
 def test_only_losses_of_equal_steps_are_compared(again, sentence):

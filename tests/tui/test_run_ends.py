@@ -20,7 +20,7 @@ from .recorded import BEGAN, make_run
 @pytest.mark.parametrize(
     ("end", "alive", "text"),
     [
-        ("finished", True, "llama finished after 20 steps: loss 3."),
+        ("finished", True, "llama finished after 20 steps: median loss 3."),
         ("stopped", True, "llama stopped after step 20"),
         ("failed", True, "llama failed: EngineError: cuda:1 fell off the bus"),
         (None, False, "llama dead: The trainer was killed (SIGKILL)"),
@@ -77,7 +77,7 @@ async def test_a_run_that_ends_in_sight_rings_and_needs_no_note(
         monkeypatch.setattr(app, "bell", lambda: written.append("bell"))
         with (run / "events.jsonl").open("a") as file:
             file.write(json.dumps({"schema": 1, "event": "finished", "time": BEGAN + 300, "step": 20}) + "\n")
-        await until(pilot, lambda: "\x1b]9;rptrain: llama finished after 20 steps: loss" in "".join(written))
+        await until(pilot, lambda: "\x1b]9;rptrain: llama finished after 20 steps: median loss" in "".join(written))
         assert "bell" in written and "finished after" not in notified(app)
 
 

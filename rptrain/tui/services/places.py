@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from rptrain.data.read import READERS
@@ -13,6 +14,7 @@ from rptrain.utils.paths import expanded
 
 HERE = "."  # the place that is the current folder
 DEEP = 3  # folders below a place that are looked into
+QUICK = 200  # names in the current folder that a quick look sees
 MAX_FOLDERS = 4000  # folders that are looked into in all
 DATA_SUFFIXES = tuple(READERS)
 NOT_DATA = frozenset({"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"})
@@ -40,12 +42,12 @@ class FoundData:
 
 def own_models() -> list[str]:
     """Folders in the current one that may be models: a quick look, for what `models` finds a moment later."""
-    return [name for name in _names(Path(HERE)) if os.path.isfile(Path(name) / "config.json")]
+    return [name for name in _names(Path(HERE))[:QUICK] if os.path.isfile(Path(name) / "config.json")]
 
 
 def own_data() -> list[FoundData]:
     """Files in the current folder that are probably data; texts may be anything."""
-    return [file for file in _files(HERE, Path(HERE)) if not file.path.lower().endswith(".txt")]
+    return [file for file in islice(_files(HERE, Path(HERE)), QUICK) if not file.path.lower().endswith(".txt")]
 
 
 def models(folders: Sequence[str]) -> list[FoundModel]:
@@ -68,12 +70,12 @@ def data(folders: Sequence[str]) -> list[FoundData]:
     """Files in the current folder that are probably data, then the built-in sets, then files in the folders."""
     found = [*own_data(), FoundData("builtin:tasks", "bundled", 0), FoundData("builtin:random", "bundled", 0)]
     for folder, directory in _folders(folders):
-        found += (file for file in _files(folder, directory) if file not in found)
-    return found
+        found += _files(folder, directory)
+    return list(dict.fromkeys(found))
 
 
 def _files(folder: str, directory: Path) -> Iterator[FoundData]:
-    """The data files in a directory. A model's or a run's files are no data."""
+    """The data files in a directory, unless it is that of a model or a run."""
     if os.path.isfile(directory / "config.json") or os.path.isfile(directory / "config.toml"):
         return
     for name in _names(directory):

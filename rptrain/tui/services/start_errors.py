@@ -22,7 +22,7 @@ def error_of(output: str) -> str:
 
 
 def start_error(launched: Launched) -> str:
-    """Why a trainer that was started here ended before its first record. What it said is no reason if it was killed."""
+    """Why a trainer that was started here ended before its first record. The output of a killed one does not say."""
     code = launched.process.returncode
     return ("" if code < 0 else error_of(launched.said())) or start_failure(code, launched.kills)
 

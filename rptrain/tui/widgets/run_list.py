@@ -91,6 +91,7 @@ class RunList(OptionList, inherit_bindings=False):
     def sort(self, order: Order) -> None:
         self.order = order
         self._draw()
+        self._sort_marks()
 
     def sort_by_next(self) -> None:
         """Sorts by the next of the columns that are shown; the time of the start is one of them."""
@@ -106,7 +107,13 @@ class RunList(OptionList, inherit_bindings=False):
             self.marked = [path for path in self.marked if path != run.path] + [run.path] * (
                 run.path not in self.marked
             )
-            self._draw()
+            self._sort_marks()
+
+    def _sort_marks(self) -> None:
+        """Puts the marks in the order of the list; they keep it while runs that train change their places."""
+        places = {run.path: place for place, run in enumerate(self._shown)}
+        self.marked.sort(key=lambda path: places.get(path, len(places)))
+        self._draw()
 
     def mark_of(self, path: Path) -> Mark:
         if path not in self.marked:
@@ -148,8 +155,6 @@ class RunList(OptionList, inherit_bindings=False):
         chosen = self.chosen
         before = [run.path for run in self._shown]
         self._shown = self.order.sorted(run for run in self._runs if matches(run, self.words))
-        places = {run.path: place for place, run in enumerate(self._shown)}
-        self.marked.sort(key=lambda path: places.get(path, len(places)))
         longest = max((len(run.path.name) for run in self._runs), default=0)
         layout = Layout.of(width, longest, validated=any(run.best_loss is not None for run in self._runs))
         rows = [(run, self.mark_of(run.path), ago(run)) for run in self._shown]
