@@ -40,11 +40,8 @@ def amount_of(config: Config, excerpts: Sequence[Excerpt]) -> Amount | None:
     nothing would be left to train on or to validate with.
     """
     streams = _streams(excerpts)
-    if streams:
-        pieces = _pieces(config, streams)
-        if not pieces.supervised.any() and not all(excerpt.whole for excerpt in excerpts):
-            return None  # rows that were not read may have supervised tokens
-        supervised_pieces(pieces)  # in all sets together, as in training
+    if streams and not is_supervised(config, excerpts):
+        return None
     if any(excerpt.share is None for excerpt in excerpts):
         return None
     exact = all(excerpt.whole for excerpt in excerpts) and sum(map(len, streams)) <= LAID_OUT
@@ -65,6 +62,17 @@ def amount_of(config: Config, excerpts: Sequence[Excerpt]) -> Amount | None:
     steps = -(-sequences // config.train.global_batch_size)
     longest = max((int(stream.lengths.max(initial=0)) for stream in streams), default=0)
     return Amount(round(samples), sequences, filled, steps, exact, longest)
+
+
+def is_supervised(config: Config, excerpts: Sequence[Excerpt]) -> bool:
+    """Whether a token of these sets, in all of them together as in training, is known to be supervised; others may be
+    in rows that were not read. Raises UserError if all rows were read and no token is supervised.
+    """
+    pieces = _pieces(config, _streams(excerpts))
+    if not pieces.supervised.any() and not all(excerpt.whole for excerpt in excerpts):
+        return False
+    supervised_pieces(pieces)
+    return True
 
 
 def warnings_of(config: Config, excerpts: Sequence[Excerpt]) -> Iterator[str]:

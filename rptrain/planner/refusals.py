@@ -18,7 +18,7 @@ from rptrain.checkpoint.export import check_names
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data import plan_cache
-from rptrain.data.amount import Amount, amount_of, warnings_of
+from rptrain.data.amount import Amount, amount_of, is_supervised, warnings_of
 from rptrain.data.cache import check_folder, default_folder
 from rptrain.data.datasets import check_vocabulary, find_tokenizer
 from rptrain.data.excerpt import PLANNING, Excerpt, are_tokenized, excerpt
@@ -121,7 +121,7 @@ def _look_at_data(
     read: list[Excerpt],
 ) -> Amount | None:
     """Checks the first rows of every data set, which are added to `read`; the amount of the training sets."""
-    found: list[Excerpt] = []
+    found, held_out = list[Excerpt](), list[Excerpt]()
     for name, sources in (("train", config.data.train), ("val", config.data.val)):
         for number, source in enumerate(sources):
             with checks.about(f"data.{name}.{number}.path"):
@@ -132,7 +132,10 @@ def _look_at_data(
                 check_vocabulary(
                     max((part.stream.largest for part in one.parts), default=-1), spec.vocab_size, model_dir
                 )
-                found += [one] if name == "train" else []
+                (found if name == "train" else held_out).append(one)
+    if any(one.parts for one in held_out):
+        with checks.about("data.val.0.path"):
+            is_supervised(config, held_out)
     if len(found) < len(config.data.train):
         return None
     with checks.about("data.max_length"):

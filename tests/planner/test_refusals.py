@@ -5,6 +5,8 @@ import fcntl
 import itertools
 import json
 import os
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ import pytest
 
 from rptrain.data import plan_cache
 from rptrain.data.datasets import find_tokenizer
+from rptrain.data.excerpt import PLANNING
 from rptrain.planner import refusals as module
 from rptrain.runs.run_dir import RunDir, check_creatable
 from rptrain.utils.errors import UserError
@@ -23,6 +26,7 @@ from .. import run_tools as tools
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "PLANNING", replace(PLANNING, seconds=inf))  # a slow machine reads as many rows
     tools.write_model(tmp_path / "model")
     tools.write_config(tmp_path)
     return tmp_path
@@ -172,6 +176,17 @@ def test_samples_that_are_left_out_are_a_warning(folder: Path) -> None:
     assert found == "1 of the first 1,024 samples have no supervised token and are left out: chats.jsonl:1"
 
 
+def test_validation_data_without_a_supervised_token_is_refused(folder: Path) -> None:
+    (folder / "chats.jsonl").write_text("".join(chats(f"b{number}") for number in range(30)))
+    (folder / "val.jsonl").write_text('{"messages": [{"role": "user", "content": "abc"}]}\n')
+    sets = ("data.train.0.path=chats.jsonl", 'data.val=[{path="val.jsonl"}]')
+    planned = tools.invoke("plan", "--config", "run.toml", "--json", *sets)
+    (found,) = json.loads(planned.stdout)["refusals"]
+    assert planned.exit_code == 2 and found["key"] == "data.val.0.path"
+    started = tools.invoke("train", "--config", "run.toml", *sets)
+    assert started.exit_code == 2 and "no token of the data is supervised" in started.output
+
+
 def test_what_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(*given: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "tokenizer.json")
@@ -234,6 +249,7 @@ def test_checks_that_ran_out_of_time_are_made_again(folder: Path, monkeypatch: p
     """Another plan may read rows that this one did not reach."""
     (folder / "chats.jsonl").write_text(chats(*["cba"] * 300))
     with monkeypatch.context() as patched:
+        patched.setattr(module, "PLANNING", PLANNING)
         patched.setattr("rptrain.data.excerpt.time", SimpleNamespace(monotonic=itertools.count(0, 1000).__next__))
         tools.invoke("plan", "--config", "run.toml", "--json", "data.train.0.path=chats.jsonl")
     assert not (folder / "cache/rptrain/plans").exists()
