@@ -34,7 +34,7 @@ class LossChange:
         if self.first <= 0:
             return ""
         share = self.last / self.first - 1
-        if share < -MOST:  # "-100%" would say that there is no loss
+        if share < -MOST:  # "-100%" would say that the loss is 0
             return ""
         return f" ({share:+.1%})" if abs(share) < 0.0995 else f" ({share:+,.0%})"
 
