@@ -1,14 +1,15 @@
-"""Times tiles of the attention kernels on this GPU: what the tables in kernels/flash.py are made from.
+"""Times tiles of the attention kernels on this GPU: what the tables in kernels/flash_tiles.py are made from.
 
-python -m benchmarks.sweep_attention [OUT.json]. Everything is compiled first, in as many processes as there are
-processors; then each kernel is timed with each of its tiles at two models' heads and three layouts of documents, and
-its result is held against FlashAttention-2's. What does not launch, or is wrong, is named and left out. The last lines
-are the tiles whose times, relative to the best of each case, have the least product.
+python -m benchmarks.sweep_attention [OUT.json] [--wide]. Everything is compiled first, in as many processes as there
+are processors; then each kernel is timed with each of its tiles at two models' heads (--wide: at heads of 512 columns)
+and three layouts of documents. Its result is compared with FlashAttention-2's, for heads of 512 with the reference's.
+What does not launch, or is wrong, is named and left out. The last lines are the tiles whose times, relative to the best
+of each case, have the least product.
 """
 
+import argparse
 import json
 import os
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from math import exp, fsum, log
@@ -63,6 +64,39 @@ CANDIDATES = {
         (32, 64, 4, 3),
     ],
 }
+WIDE_SHAPES = {"heads of 512": (16, 4, 512)}
+WIDE_CANDIDATES = {
+    "forward": [
+        (64, 64, 8, 1),
+        (64, 32, 8, 1),
+        (64, 32, 8, 2),
+        (64, 16, 8, 1),
+        (64, 16, 8, 2),
+        (32, 32, 8, 1),
+        (32, 32, 4, 1),
+        (32, 16, 4, 1),
+    ],
+    "dq": [
+        (64, 32, 8, 1),
+        (64, 16, 8, 1),
+        (32, 32, 8, 1),
+        (32, 16, 8, 1),
+        (32, 16, 8, 2),
+        (16, 32, 8, 1),
+        (16, 32, 4, 1),
+        (16, 16, 4, 1),
+    ],
+    "dkdv": [
+        (64, 32, 8, 1),
+        (64, 16, 8, 1),
+        (32, 32, 8, 1),
+        (32, 16, 8, 1),
+        (32, 16, 8, 2),
+        (16, 32, 8, 1),
+        (16, 16, 8, 1),
+        (16, 16, 4, 1),
+    ],
+}
 
 
 @dataclass(frozen=True)
@@ -75,19 +109,21 @@ class Choice:
         return f"{self.kernel} {tuple(self.tiles)}{' tma' if self.tma else ''}"
 
 
-def choices() -> list[Choice]:
+def choices(candidates: dict[str, list[tuple[int, int, int, int]]]) -> list[Choice]:
     ways = (True, False) if torch.cuda.get_device_capability()[0] >= 9 else (False,)
-    return [Choice(kernel, Tiles(*tiles), tma) for kernel, each in CANDIDATES.items() for tiles in each for tma in ways]
+    return [Choice(kernel, Tiles(*tiles), tma) for kernel, each in candidates.items() for tiles in each for tma in ways]
 
 
 class Setting:
-    """One model's heads over one layout, with what FlashAttention-2 computes there."""
+    """One model's heads over one layout, with what another implementation computes there."""
 
     def __init__(self, model: str, layout: str):
         self.mb = micro_batch(LAYOUTS[layout])
-        self.q, self.k, self.v, self.dout = inputs(*SHAPES[model])
-        self.out, saved = attention(self.q, self.k, self.v, self.mb, "flash")
-        self.lse = saved.lse.reshape(self.q.shape[1], -1)
+        self.q, self.k, self.v, self.dout = inputs(*(SHAPES | WIDE_SHAPES)[model])
+        other = "reference" if model in WIDE_SHAPES else "flash"
+        self.out, saved = attention(self.q, self.k, self.v, self.mb, other)
+        lse = saved.lse.T if other == "reference" else saved.lse
+        self.lse = lse.reshape(self.q.shape[1], -1).contiguous()
         inner = (self.q, self.k, self.v, self.out, saved, self.mb)
         self.grads = attention_backward(self.dout, *inner)
         delta = (self.dout.float() * self.out.float()).sum(-1).T.contiguous()
@@ -158,6 +194,8 @@ def compile_all(job: tuple[str, list[Choice]]) -> None:
 
 
 def others(setting: Setting) -> str:
+    if setting.q.shape[-1] > 256:
+        return "the framework has no kernels for such heads"
     found = []
     for force in ("flash", "cudnn") if setting.mb.uniform else ("flash",):
         works = pair(force, setting.q, setting.k, setting.v, setting.dout, setting.mb)
@@ -166,16 +204,17 @@ def others(setting: Setting) -> str:
     return "; ".join(found)
 
 
-def main(out: str | None) -> None:
+def main(out: str | None, wide: bool) -> None:
+    shapes, candidates = (WIDE_SHAPES, WIDE_CANDIDATES) if wide else (SHAPES, CANDIDATES)
     workers = min(16, os.cpu_count() or 1)
-    every = choices()
-    jobs = [(model, every[i::workers]) for i in range(workers) for model in SHAPES]
+    every = choices(candidates)
+    jobs = [(model, every[i::workers]) for i in range(workers) for model in shapes]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_all, jobs))
     print("compiled", flush=True)
 
     times: dict[Choice, dict[str, float]] = {choice: {} for choice in every}
-    for model in SHAPES:
+    for model in shapes:
         for layout in LAYOUTS:
             setting = Setting(model, layout)
             name = f"{model}, {layout}"
@@ -189,15 +228,15 @@ def main(out: str | None) -> None:
                     del times[choice]
                     continue
                 times[choice][name] = seconds(setting.work(choice)[0])
-            heads, _, size = SHAPES[model]
+            heads, _, size = shapes[model]
             flops = forward_flops(LAYOUTS[layout], heads, size)
-            for kernel in CANDIDATES:
+            for kernel in candidates:
                 ranked = sorted((t[name], str(c)) for c, t in times.items() if c.kernel == kernel)
                 rate = flops * {"forward": 1.0, "dq": 1.5, "dkdv": 2.0}[kernel] / ranked[0][0] / 1e12
                 best = "; ".join(f"{choice} {time * 1e3:.3f} ms" for time, choice in ranked[:4])
                 print(f"  {best} ({rate:.0f} TFLOP/s)", flush=True)
 
-    for kernel in CANDIDATES:
+    for kernel in candidates:
         left = {choice: found for choice, found in times.items() if choice.kernel == kernel}
         names = next(iter(left.values())).keys()
         least = {name: min(found[name] for found in left.values()) for name in names}
@@ -210,4 +249,8 @@ def main(out: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else None)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("out", nargs="?")
+    parser.add_argument("--wide", action="store_true", help="heads of 512 columns")
+    given = parser.parse_args()
+    main(given.out, given.wide)

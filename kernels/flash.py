@@ -24,7 +24,7 @@ from rptrain.kernels.flash_tiles import Passes, Tiles, tiles
 from rptrain.kernels.half import Heads, ScaledHeads, inverse, normalized, scaled_heads, sum_of
 from rptrain.kernels.launch import DTYPES, HAS_TRITON, capability, power_of_2, tl, triton
 
-MAX_HEAD_SIZE = 256
+MAX_HEAD_SIZE = 512
 UNLIMITED = 1 << 30  # a window that hides nothing
 
 

@@ -26,23 +26,27 @@ class Passes(NamedTuple):
 
 
 # By shared memory (at most 227 KB a program on 9.0 and 10.0, 163 KB on 8.0, else 99 KB) and padded head size. On 8.x,
-# 9.0 and 12.0 no program spills registers with them. Those of large cards at 128 are the fastest of
-# benchmarks/sweep_attention.py on an H200.
+# 9.0 and 12.0 no program of heads of up to 256 spills with them; the backward of heads of 512 spills a few, and
+# tiles that spill none are slower. The tiles of large cards at 128 and 512, and of the others at 512, are the fastest
+# that fit of benchmarks/sweep_attention.py on an H200.
 NARROW = {
     "large": {
         64: Passes(Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2), tma=True),
         128: Passes(Tiles(64, 64, 4, 3), Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2), tma=True),
         256: Passes(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), tma=True),
+        512: Passes(Tiles(64, 64, 8, 1), Tiles(64, 32, 8, 1), Tiles(64, 32, 8, 1), tma=True),
     },
     "medium": {
         64: Passes(Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 2), Tiles(32, 128, 8, 2)),
         128: Passes(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2)),
         256: Passes(Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 2)),
+        512: Passes(Tiles(64, 16, 8, 1), Tiles(16, 32, 4, 1), Tiles(16, 16, 4, 1)),
     },
     "small": {
         64: Passes(Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(32, 128, 8, 2)),
         128: Passes(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(32, 64, 8, 2)),
         256: Passes(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 2)),
+        512: Passes(Tiles(64, 16, 8, 1), Tiles(16, 32, 4, 1), Tiles(16, 16, 4, 1)),
     },
 }
 # For products summed in float16, whose sums are then added to float32 registers.
@@ -58,13 +62,15 @@ WIDE = {
     64: Passes(Tiles(32, 32, 4, 1), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
     128: Passes(Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1), Tiles(32, 32, 8, 1)),
     256: Passes(Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    512: Passes(Tiles(16, 16, 8, 1), Tiles(8, 8, 4, 1), Tiles(16, 8, 8, 1)),
 }
 # On 7.x Triton (3.6 to 3.9) multiplies 16 bits too without matrix units, and a program has 64 KB. With any tiles the
-# backward of heads of 256 spills.
+# backward of heads of 256 and 512 spills.
 TURING = {
     64: Passes(Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1), Tiles(32, 16, 8, 1)),
     128: Passes(Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
     256: Passes(Tiles(16, 32, 8, 1), Tiles(8, 16, 8, 1), Tiles(16, 8, 4, 1)),
+    512: Passes(Tiles(16, 16, 8, 1), Tiles(8, 16, 8, 1), Tiles(16, 8, 8, 1)),
 }
 
 

@@ -30,7 +30,8 @@ def triton(monkeypatch) -> None:
         (bf16, "cuda", True, 128, True, "triton"),
         (fp16, "cuda", False, 64, False, "triton"),
         (bf16, "cuda", True, 256, False, "triton"),
-        (bf16, "cuda", True, 264, False, "reference"),
+        (bf16, "cuda", True, 512, False, "triton"),
+        (bf16, "cuda", True, 520, False, "reference"),
         (bf16, "cuda", True, 36, False, "triton"),
     ],
 )
@@ -248,7 +249,9 @@ def test_the_scale_of_scores() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 128])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(16, 2, 64), (4, 2, 128), (4, 1, 80), (2, 1, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"), [(16, 2, 64), (4, 2, 128), (4, 1, 80), (2, 1, 256), (4, 1, 512)]
+)
 def test_triton_with_windows_and_sinks(heads, kv_heads, size, window, micro_batch) -> None:
     mb = micro_batch([[700, 324], [1024]], "cuda")
     torch.manual_seed(0)

@@ -115,7 +115,8 @@ def test_the_scale_of_scores(window, micro_batch, device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype"), [(1, fp32), (24, bf16), (64, bf16), (64, fp32), (80, fp16), (96, bf16), (128, fp32), (256, bf16)]
+    ("size", "dtype"),
+    [(1, fp32), (24, bf16), (64, bf16), (64, fp32), (80, fp16), (96, bf16), (128, fp32), (256, bf16), (512, bf16)],
 )
 def test_head_sizes_with_the_tiles_of_the_table(size, dtype, micro_batch, device) -> None:
     documents = [[11, 27]]
@@ -202,7 +203,7 @@ def test_padded_ends_of_documents(micro_batch, device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [bf16, fp32])
-@pytest.mark.parametrize("size", [36, 64, 80, 128, 256])
+@pytest.mark.parametrize("size", [36, 64, 80, 128, 256, 512])
 def test_a_table_for_every_card(size, dtype) -> None:
     found = {flash.tiles(dtype, size, card) for card in ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))}
     assert any(passes.tma for passes in found) == (dtype == bf16 and size != 36)

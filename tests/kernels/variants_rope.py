@@ -5,7 +5,7 @@ from typing import Any
 from rptrain.kernels import rope
 from tests.kernels.compiling import Variant
 
-MODELS = {  # H, K, C, norms: Qwen3-1.7B, Qwen2.5-7B, Qwen3-32B, Llama-3.1-8B, GPT-OSS, and heads of 32, 64 and 256
+MODELS = {  # H, K, C, norms: Qwen3-1.7B, Qwen2.5-7B, Qwen3-32B, Llama-3.1-8B, GPT-OSS, and heads of 32, 64, 256 and 512
     "qwen3-1.7b": (16, 8, 128, True),
     "qwen2.5-7b": (28, 4, 128, False),
     "qwen3-32b": (64, 8, 128, True),
@@ -15,6 +15,7 @@ MODELS = {  # H, K, C, norms: Qwen3-1.7B, Qwen2.5-7B, Qwen3-32B, Llama-3.1-8B, G
     "medium": (16, 8, 64, True),
     "large": (16, 1, 256, True),
     "larger": (16, 8, 256, True),
+    "largest": (16, 4, 512, True),
 }
 
 
