@@ -10,6 +10,7 @@ of each case, have the least product.
 import argparse
 import json
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from math import exp, fsum, log
@@ -20,6 +21,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from benchmarks import ROOT
 from benchmarks.kernels.attention import LAYOUTS, SHAPES, forward_flops, inputs, micro_batch, pair
 from rptrain.kernels import flash
 from rptrain.kernels.attention import attention, attention_backward
@@ -209,8 +211,10 @@ def main(out: str | None, wide: bool) -> None:
     workers = min(16, os.cpu_count() or 1)
     every = choices(candidates)
     jobs = [(model, every[i::workers]) for i in range(workers) for model in shapes]
+    sys.path.insert(0, str(ROOT))  # spawned processes import this program
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_all, jobs))
+    sys.path.remove(str(ROOT))
     print("compiled", flush=True)
 
     times: dict[Choice, dict[str, float]] = {choice: {} for choice in every}

@@ -62,7 +62,7 @@ WIDE = {
     64: Passes(Tiles(32, 32, 4, 1), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
     128: Passes(Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1), Tiles(32, 32, 8, 1)),
     256: Passes(Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
-    512: Passes(Tiles(16, 16, 8, 1), Tiles(8, 8, 4, 1), Tiles(16, 8, 8, 1)),
+    512: Passes(Tiles(16, 16, 8, 1), Tiles(8, 16, 8, 1), Tiles(16, 8, 8, 1)),
 }
 # On 7.x Triton (3.6 to 3.9) multiplies 16 bits too without matrix units, and a program has 64 KB. With any tiles the
 # backward of heads of 256 and 512 spills.
