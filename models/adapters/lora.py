@@ -13,12 +13,14 @@ from rptrain.models.adapters.freeze import split_units
 from rptrain.models.adapters.names import (
     ALL,
     EXPERTS,
+    adaptable_modules,
     adapted_modules,
     adapted_parameters,
     end,
     expert_parameter,
     is_saved,
     module,
+    module_of,
     modules,
     products,
     saved_modules,
@@ -48,7 +50,7 @@ class LoRA:
     use_rslora: bool = False
     modules_to_save: tuple[str, ...] = ()  # names or suffixes of modules that are trained in full
     use_dora: bool = False
-    target_parameters: tuple[str, ...] = ()  # experts' parameters: names or suffixes
+    target_parameters: tuple[str, ...] = ()  # parameters of MLPs in models with experts: names or suffixes
 
     @property
     def scale(self) -> float:
@@ -75,8 +77,9 @@ def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
             f"{key} cannot be used with lora.target_parameters (PEFT does not support it): set {key} = {off}"
         )
     targets = adapted_modules(spec, settings.target_modules)
-    of_experts = adapted_parameters(spec, settings.target_parameters)
-    if not targets and not of_experts:
+    parameters = adapted_parameters(spec, settings.target_parameters)
+    targets |= set(map(module_of, parameters))
+    if not targets:
         raise UserError(
             "lora.target_modules and lora.target_parameters match nothing that can have an adapter: "
             'set lora.target_modules = "all-linear"'
@@ -90,7 +93,7 @@ def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
             if found := _adapters(param, settings, targets):
                 adapters.append(found[0])
                 params += found[1]
-        for found in _expert_adapters(spec, original, settings, of_experts):
+        for found in _expert_adapters(spec, original, settings, parameters):
             adapters.append(found[0])
             params += found[1]
         if params:
@@ -176,8 +179,9 @@ def adapted(spec: ModelSpec) -> list[str]:
 
 
 def target_names(spec: ModelSpec) -> list[str]:
-    """The adapted modules as a list for PEFT, by suffixes of their names if these match no other module."""
-    names = adapted(spec)
+    """The `target_modules` as a list for PEFT, by suffixes of the modules' names if these match no other module."""
+    able = {*adaptable_modules(spec)}
+    names = [name for name in adapted(spec) if name in able]
     if spec.stored_prefixes:  # other parts of the model may have modules of these names
         return names
     ends = {end(name): None for name in names}

@@ -1,5 +1,6 @@
-"""The modules and experts' parameters that LoRA adapts or trains in full, by names as PEFT interprets them."""
+"""The modules and parameters that LoRA adapts or trains in full, by names as PEFT interprets them."""
 
+import json
 from collections.abc import Callable, Iterable
 
 from rptrain.models.adapters.products import PLACES
@@ -16,22 +17,46 @@ EXPERTS = ("experts_gate_up", "experts_down")  # from the inside out, as PEFT ne
 
 def module(part: CheckpointPart) -> str:
     """The module of a checkpoint's tensor."""
-    return part.key.rpartition(".")[0]
+    return module_of(part.key)
+
+
+def module_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
 
 
 def products(spec: ModelSpec, layer: Layer) -> Iterable[Param]:
-    """The weights of a layer that can have adapters.
+    """The weights of a layer that can have adapters, without those of experts."""
+    params = [param for unit in layer.units for param in spec.units[unit].params]
+    return (param for name in PLACES for param in params if param.name == name)
+
+
+def adaptable_modules(spec: ModelSpec) -> list[str]:
+    """The modules that can have an adapter by `target_modules`.
 
     In a model with experts, these are only attention's: PEFT treats all names in an MLP as experts'.
     """
-    names = PLACES[:2] if any(isinstance(layer, MoEBlock) for layer in spec.layers) else PLACES
-    params = [param for unit in layer.units for param in spec.units[unit].params]
-    return (param for name in names for param in params if param.name == name)
+    names = PLACES[:2] if has_experts(spec) else PLACES
+    params = (param for layer in spec.layers for param in products(spec, layer) if param.name in names)
+    return [module(part) for param in params for part in param.parts]
+
+
+def adaptable_parameters(spec: ModelSpec) -> dict[str, str]:
+    """The parameters that can have an adapter by `target_parameters`, by the names of their tensors in checkpoints.
+
+    In a model with experts, these are experts' parameters, and the weights of dense MLPs and shared experts.
+    """
+    names = (*EXPERTS, *PLACES[2:]) if has_experts(spec) else ()
+    params = [param for unit in spec.units for param in unit.params if param.name in names]
+    return {part.key: param.stack.key if param.stack else part.key for param in params for part in param.parts}
+
+
+def has_experts(spec: ModelSpec) -> bool:
+    return any(isinstance(layer, MoEBlock) for layer in spec.layers)
 
 
 def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
-    """The modules that get an adapter."""
-    able = [module(part) for layer in spec.layers for param in products(spec, layer) for part in param.parts]
+    """The modules that get an adapter by `target_modules`."""
+    able = adaptable_modules(spec)
     if wanted == ALL:
         return set(able)
     if ALL in wanted and not isinstance(wanted, str):
@@ -40,8 +65,8 @@ def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
     found: set[str] = set()
     for entry in (wanted,) if isinstance(wanted, str) else wanted:
         matches = _pattern(entry, [*others, *able]) if isinstance(wanted, str) else _ending(entry)
-        if refused := next(filter(matches, others), None):
-            raise UserError(f"lora.target_modules: {entry!r} matches {refused}, {_why_not(refused, able)}")
+        if refused := list(filter(matches, others)):
+            raise UserError(f"lora.target_modules: {entry!r} matches {refused[0]}, {_why_not(spec, refused, able)}")
         matched = set(filter(matches, able))
         if not matched and spec.tied and _ending(entry)("lm_head"):
             raise UserError(
@@ -64,25 +89,22 @@ def expert_parameter(param: Param) -> str:
     return param.stack.key if param.stack else param.parts[0].key
 
 
-def expert_parameters(spec: ModelSpec) -> list[str]:
-    params = (param for unit in spec.units for param in unit.params)
-    return [expert_parameter(param) for param in params if param.name in EXPERTS]
-
-
 def adapted_parameters(spec: ModelSpec, wanted: Iterable[str]) -> set[str]:
-    """The parameters of experts that get an adapter, by names or suffixes."""
-    able, found = expert_parameters(spec), set[str]()
+    """The parameters that get an adapter by `target_parameters`, by names or suffixes."""
+    parameters, found = adaptable_parameters(spec), set[str]()
+    keys = (part.key for unit in spec.units for param in unit.params for part in param.parts)
+    able, others = {*parameters.values()}, [key for key in keys if key not in parameters]
     for entry in wanted:
-        matched = set(filter(_ending(entry), able))
-        if not matched and not able:
+        matches, shown = _ending(entry), quoted(repr(entry))
+        if not parameters:
+            raise UserError(f"lora.target_parameters: {shown}: this model has no experts; use lora.target_modules")
+        available = f"available: {', '.join(_in_mlp(parameters.values()))}; lora.target_modules names attention modules"
+        if refused := next(filter(matches, others), None):
             raise UserError(
-                f"lora.target_parameters: {quoted(repr(entry))}: this model has no experts; use lora.target_modules"
+                f"lora.target_parameters: {shown} matches {refused}, which can have no adapter by this key; {available}"
             )
-        if not matched:
-            raise UserError(
-                f"lora.target_parameters: no expert parameter matches {quoted(repr(entry))}; available: "
-                + ", ".join({name[name.index("mlp.") :]: None for name in able})
-            )
+        if not (matched := set(filter(matches, able))):
+            raise UserError(f"lora.target_parameters: no parameter of an MLP matches {shown}; {available}")
         found |= matched
     return found
 
@@ -101,8 +123,8 @@ def saved_modules(spec: ModelSpec, wanted: Iterable[str], targets: set[str]) -> 
             raise UserError(f"lora.modules_to_save: no module matches {_hint(entry, names)}")
         if both := matched & targets:
             raise UserError(
-                f"lora.modules_to_save: {min(both)} has an adapter by lora.target_modules, and is to be trained whole: "
-                "take it out of one of them"
+                f"lora.modules_to_save: {min(both)} has an adapter by lora.target_modules or lora.target_parameters, "
+                "and is to be trained whole: take it out of one of them"
             )
         found |= matched
     return found
@@ -135,13 +157,21 @@ def _pattern(entry: str, names: Iterable[str]) -> Callable[[str], bool]:
         raise UserError(f"lora.target_modules: {quoted(repr(entry))} {error}") from None
 
 
-def _why_not(name: str, able: list[str]) -> str:
-    if ".mlp." in name:
+def _why_not(spec: ModelSpec, refused: list[str], able: list[str]) -> str:
+    """Why the first of these modules, which are not able to, can have no adapter."""
+    parameters = adaptable_parameters(spec)
+    keys = [key for name in refused if (key := f"{name}.weight") in parameters]
+    if keys and module_of(keys[0]) == refused[0]:
         return (
-            'which can have no adapter here, but by lora.target_parameters, such as ["mlp.experts.down_proj"], '
-            f"if it is of experts; {_there_are(able)}"
+            "which can have an adapter only by lora.target_parameters = "
+            f"{json.dumps(_in_mlp(parameters[key] for key in keys))}; {_there_are(able)}"
         )
     return f"which can have no adapter, but can be trained whole: name it in lora.modules_to_save; {_there_are(able)}"
+
+
+def _in_mlp(names: Iterable[str]) -> list[str]:
+    """The names of MLPs' parameters from "mlp." on, without repetitions."""
+    return list(dict.fromkeys(name[name.index("mlp.") :] for name in names))
 
 
 def _hint(entry: str, names: list[str]) -> str:

@@ -322,7 +322,7 @@ class MoEBlock(AttentionBlock):
         choice = self.active * (weight + 3 * 4)  # weight, expert, row and place
         routing = choice + self.experts * (wide if self.wide_router else itemsize)
         elements = 2 * self.hidden + self.active * 2 * self.intermediate + 2 * self.shared
-        codes = self.hidden + 4 if "shared_gate_up" in self.fp8 else 0
+        codes = self.hidden + 4 if self._reads_codes("shared_gate_up") else 0
         return tokens * (itemsize * elements + wide + routing + codes) + 4 * self.experts
 
     def mlp_workspace(self, itemsize: int) -> tuple[int, int]:

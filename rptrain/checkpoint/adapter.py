@@ -15,7 +15,7 @@ from rptrain.checkpoint import adapter_config
 from rptrain.checkpoint.adapter_config import CONFIG
 from rptrain.checkpoint.atomic_dir import Aside
 from rptrain.models.adapters.lora import ENDS, A, LoRA, target_names
-from rptrain.models.adapters.names import expert_parameters, module
+from rptrain.models.adapters.names import adaptable_parameters, module, module_of
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import pretrained, safetensors_io
 from rptrain.models.weights.pretrained import TIED_HEAD, View
@@ -145,8 +145,10 @@ def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
     config = files.config
     own = [name.removeprefix(PREFIX) for name in files.tensors if not (spec.tied and name == PREFIX + TIED_HEAD)]
     names = dict.fromkeys(name.removesuffix(A) for name in own if name.endswith(A))
-    experts = {name.rpartition(".")[0] for name in expert_parameters(spec)}
-    targets = tuple(name for name in names if name.removesuffix(".base_layer") not in experts)
+    parameters = {*adaptable_parameters(spec).values()}
+    others = set(map(module_of, parameters))
+    targets = tuple(name for name in names if name.removesuffix(".base_layer") not in others)
+    weights = [weight for name in names if (weight := f"{name}.weight") in parameters]
     saved = tuple(dict.fromkeys(name.rpartition(".")[0] for name in own if not name.endswith(ENDS)))
     return LoRA(
         r=config.r,
@@ -155,7 +157,7 @@ def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
         use_rslora=config.use_rslora,
         modules_to_save=saved,
         use_dora=config.use_dora,
-        target_parameters=tuple(config.target_parameters or ()),
+        target_parameters=(*(config.target_parameters or ()), *weights),
     )
 
 

@@ -158,7 +158,7 @@ class Lora(Section):
     base: Literal["bf16", "nf4", "mxfp4", "int8", "fp8"] = "bf16"
     """the frozen matrices: "bf16" keeps model.dtype; the others quantize them; choose "fp8" for engine.fp8"""
     target_parameters: tuple[Text, ...] = Field(default=(), strict=False)
-    """experts' parameters with adapters, such as "mlp.experts.down_proj"; unset: none"""
+    """models with experts: MLP parameters with adapters, such as "mlp.experts.down_proj"; unset: none"""
     adapter: PathText | None = None
     """the folder of an adapter to continue training, with the same settings; unset: a new one"""
 

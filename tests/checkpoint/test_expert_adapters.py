@@ -1,4 +1,7 @@
-"""Adapters of experts in PEFT's files: stock PEFT loads them, they merge, and what PEFT writes is gone on from."""
+"""Adapters of MLPs' parameters in models with experts, in PEFT's files.
+
+Stock PEFT loads them, they merge, and what PEFT writes is gone on from.
+"""
 
 import json
 from dataclasses import replace
@@ -18,6 +21,7 @@ from tests.models.conftest import make_micro_batch
 
 __all__ = ["base"]  # the fixture
 
+DOWN = "down_proj.weight"
 BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SETTINGS = {
     "both-attention": LoRA(r=4, lora_alpha=8, target_parameters=BOTH),
@@ -25,8 +29,20 @@ SETTINGS = {
     "gate-and-up": LoRA(r=2, target_modules=("k_proj",), target_parameters=("experts.gate_up_proj",)),
     "down": LoRA(r=1, target_modules=(), target_parameters=("down_proj",), modules_to_save=("model.norm",)),
 }
-moe = pytest.mark.parametrize("base", ["qwen3-moe-some-dense", "gpt-oss"], indirect=True)
-settings = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+GLM, QWEN3 = "glm4-moe", "qwen3-moe-some-dense"
+WEIGHTS = {  # of dense MLPs and of shared experts
+    "glm-everything": (GLM, LoRA(r=3, target_parameters=(*BOTH, "gate_proj.weight", "up_proj.weight", DOWN))),
+    "glm-shared": (GLM, LoRA(r=2, target_modules=(), target_parameters=(f"shared_experts.{DOWN}",))),
+    "qwen3-dense": (QWEN3, LoRA(r=2, target_modules=("v_proj",), target_parameters=(f"mlp.{DOWN}", "down_proj"))),
+}
+cases = pytest.mark.parametrize(
+    ("base", "settings"),
+    [
+        *(pytest.param(base, each, id=f"{base}-{id}") for base in (QWEN3, "gpt-oss") for id, each in SETTINGS.items()),
+        *(pytest.param(*case, id=id, marks=() if "every" in id else pytest.mark.long) for id, case in WEIGHTS.items()),
+    ],
+    indirect=["base"],
+)
 
 
 def loaded(directory):
@@ -37,8 +53,7 @@ def loaded(directory):
     return model.eval()
 
 
-@moe
-@settings
+@cases
 def test_peft_loads_what_is_written(base, settings, tmp_path) -> None:
     from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
 
@@ -56,8 +71,7 @@ def test_peft_loads_what_is_written(base, settings, tmp_path) -> None:
     assert not found.unexpected_keys and not known & {*found.missing_keys}
 
 
-@moe
-@settings
+@cases
 def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
     _, directory = base
     ours = trained(directory, settings)
@@ -67,8 +81,7 @@ def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
     torch.testing.assert_close(found, ours.logits(IDS, mb), rtol=1e-5, atol=1e-5)
 
 
-@moe
-@settings
+@cases
 def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
     model, directory = base
     if settings.target_modules == "all-linear":
@@ -90,3 +103,20 @@ def test_adapters_of_other_parameters_are_not_gone_on_from(base, tmp_path) -> No
     (tmp_path / "a/adapter_config.json").write_text(json.dumps(config | {"target_parameters": "down_proj"}))
     with pytest.raises(UserError, match="target_parameters must be a list, not"):
         adapter.settings_of(adapter.read(tmp_path / "a"), own)
+
+
+@pytest.mark.parametrize("base", [GLM], indirect=True)
+def test_weights_are_targets_by_their_tensors_too(base, tmp_path) -> None:
+    """Earlier versions of PEFT took their modules in target_modules."""
+    _, directory = base
+    _, made = WEIGHTS["glm-shared"]
+    written(trained(directory, made), made, directory, tmp_path / "a")
+    config = json.loads((tmp_path / "a/adapter_config.json").read_text())
+    assert (config["target_modules"], config["target_parameters"]) == ([], [f"shared_experts.{DOWN}"])
+    named = config | {"target_modules": ["shared_experts.down_proj"], "target_parameters": None}
+    (tmp_path / "a/adapter_config.json").write_text(json.dumps(named))
+    files, own = adapter.read(tmp_path / "a"), registry.build(registry.read_config(directory))
+    found = adapter.settings_of(files, own)
+    assert found.target_modules == ()
+    assert found.target_parameters == tuple(f"model.layers.{i}.mlp.shared_experts.{DOWN}" for i in (1, 2))
+    adapter.check(files, with_lora(own, found))

@@ -15,7 +15,7 @@ from tests.cases import UPDATES, long
 
 from . import plain, runs
 from .test_frozen import same_as_first
-from .test_lora import EXPERTS
+from .test_lora import EXPERTS, MLPS
 
 PLANS = (
     "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=1 M=4 MR=4",
@@ -49,7 +49,13 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, ca
 
 @UPDATES
 @pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
-@pytest.mark.parametrize("case", MIXTURES.values(), ids=MIXTURES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(case, id=id) for id, case in MIXTURES.items()),
+        long({"cfg": plain.GLM4_MOE, "lora": LoRA(r=3, target_parameters=MLPS)}, id="glm4-moe-adapted"),
+    ],
+)
 def test_same_bits_with_experts(asynchronous, dtype, case):
     assert_same_bits(asynchronous, dtype, case)
 
@@ -73,6 +79,7 @@ def assert_same_bits(asynchronous, dtype, case):
             plain.CONFIG, LoRA(r=3, target_modules=("q_proj",), modules_to_save=("o_proj",)), id="trained-beside"
         ),
         pytest.param(QWEN3_MOE, LoRA(r=3, target_parameters=EXPERTS), id="experts"),
+        long(plain.GLM4_MOE, LoRA(r=3, target_parameters=MLPS), id="glm4-moe"),
     ],
 )
 def test_a_base_held_in_fp8_has_the_bits_of_one_quantized_on_the_device(cfg, lora, plan, asynchronous):

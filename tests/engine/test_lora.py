@@ -16,6 +16,8 @@ from .test_frozen import same_as_first
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 TIED = plain.config(tie_word_embeddings=True)
 EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+MLPS = (*EXPERTS, "gate_proj.weight", "up_proj.weight", "down_proj.weight")  # also dense ones, and shared experts
+SOME_DENSE = plain.QWEN3_MOE | {"mlp_only_layers": [1]}
 CASES = {
     "all": (plain.CONFIG, LoRA(r=4, lora_alpha=8)),
     "rank-one-rslora": (TIED, LoRA(r=1, lora_alpha=3, use_rslora=True)),
@@ -26,6 +28,7 @@ CASES = {
     "gpt-oss-aux": (plain.GPT_OSS | {"router_aux_loss_coef": 0.7}, LoRA(r=3)),
     "qwen3-moe-experts": (plain.QWEN3_MOE, LoRA(r=3, target_parameters=EXPERTS)),
     "gpt-oss-experts": (plain.GPT_OSS, LoRA(r=2, target_modules=(), target_parameters=EXPERTS)),
+    "qwen3-moe-some-dense": (SOME_DENSE, LoRA(r=3, target_modules=(), target_parameters=MLPS)),
     "dora": (TIED, LoRA(r=3, use_dora=True)),
     "gpt-oss-dora": (plain.GPT_OSS, LoRA(r=3, target_modules=("k_proj", "o_proj"), use_dora=True)),
     "gpt-oss": (plain.GPT_OSS, LoRA(r=3, target_modules=("q_proj", "o_proj"))),
@@ -86,13 +89,13 @@ def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchrono
 
 @pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
 @pytest.mark.parametrize(
-    "cfg",
-    [plain.QWEN3_MOE, plain.GPT_OSS, plain.GLM4_MOE, plain.MINIMAX_M2],
+    ("cfg", "parameters"),
+    [(plain.QWEN3_MOE, EXPERTS), (plain.GPT_OSS, EXPERTS), (plain.GLM4_MOE, MLPS), (plain.MINIMAX_M2, EXPERTS)],
     ids=["qwen3-moe", "gpt-oss", "glm4-moe", "minimax-m2"],
 )
-def test_same_bits_with_adapters_of_experts_on_any_number_of_workers_and_any_plan(cfg, dtype):
-    batches, lora = plain.make_batches(3), LoRA(r=3, target_parameters=EXPERTS)
-    others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 3)] + ["FB0-4 | N=2 M=4 MR=4"]
+def test_same_bits_with_adapters_of_experts_on_any_number_of_workers_and_any_plan(cfg, parameters, dtype):
+    batches, lora = plain.make_batches(3), LoRA(r=3, target_parameters=parameters)
+    others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 3)] + [f"FB0-4 | N={n} M=4 MR=4" for n in (2, 4)]
     same_as_first([runs.run(cfg, batches, plan, asynchronous=True, dtype=dtype, lora=lora) for plan in others])
 
 

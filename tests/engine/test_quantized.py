@@ -14,13 +14,14 @@ from rptrain.models.fp8 import with_fp8
 from rptrain.models.registry import build
 from rptrain.models.weights.quantized import with_base
 from rptrain.schedule.plan import Plan, Stage
-from tests.cases import UPDATES
+from tests.cases import UPDATES, long
 
 from . import plain, runs
 from .test_frozen import same_as_first
-from .test_lora import EXPERTS, assert_equals_the_plain_loop
+from .test_lora import EXPERTS, MLPS, SOME_DENSE, assert_equals_the_plain_loop
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
+GLM = plain.GLM4_MOE | {"moe_intermediate_size": 64}  # so that every format has whole blocks
 CASES = {
     "nf4": (plain.CONFIG, "nf4", LoRA(r=4, lora_alpha=8)),
     "mxfp4": (plain.CONFIG, "mxfp4", LoRA(r=3)),
@@ -31,6 +32,7 @@ CASES = {
     "gpt-oss-fp8": (plain.GPT_OSS, "fp8", LoRA(r=3)),
     "gpt-oss-as-published": (plain.GPT_OSS, "mxfp4", LoRA(r=3)),
     "adapted-experts": (plain.QWEN3_MOE, "nf4", LoRA(r=3, target_modules=(), target_parameters=EXPERTS)),
+    "adapted-dense": (SOME_DENSE, "int8", LoRA(r=3, target_modules=(), target_parameters=MLPS)),
     "gpt-oss-adapted-experts": (plain.GPT_OSS, "mxfp4", LoRA(r=3, target_parameters=EXPERTS)),
     "gpt-oss-and-attention": (plain.GPT_OSS, "nf4", LoRA(r=3)),
 }
@@ -48,20 +50,27 @@ def test_equals_the_plain_loop_on_the_dequantized_weights(cfg, base, lora):
     assert_equals_the_plain_loop(store, cfg, lora, batches, rate, asynchronous=asynchronous)
 
 
-def test_the_bits_of_a_base_that_was_dequantized_before():
-    lora, batches, plan = LoRA(r=4), plain.make_batches(3), f"{PLAN} | N=2 M=4 MR=4"
+@pytest.mark.parametrize(
+    ("cfg", "lora", "kind"),
+    [
+        pytest.param(plain.CONFIG, LoRA(r=4), "nf4", id="nf4"),
+        *(long(GLM, LoRA(r=4, target_parameters=MLPS), kind, id=f"glm4-moe-{kind}") for kind in (*FORMATS, "fp8")),
+    ],
+)
+def test_the_bits_of_a_base_that_was_dequantized_before(cfg, lora, kind):
+    batches, plan = plain.make_batches(3), f"{PLAN} | N=2 M=4 MR=4"
     results = []
-    for base in ("nf4", "bf16"):
+    for base in (kind, "bf16"):
         with (
-            runs.make_store(plain.CONFIG, torch.bfloat16, asynchronous=False, lora=lora, base="nf4") as narrow,
-            runs.make_store(plain.CONFIG, torch.bfloat16, asynchronous=False, lora=lora, base=base) as store,
+            runs.make_store(cfg, torch.bfloat16, asynchronous=False, lora=lora, base=kind) as narrow,
+            runs.make_store(cfg, torch.bfloat16, asynchronous=False, lora=lora, base=base) as store,
         ):
             for index in narrow.spec.frozen if base == "bf16" else ():
                 for name, tensor in narrow.weights(index).items():
                     store.view(index, name).copy_(tensor)
             results.append(runs.train(store, batches, plan, asynchronous=False, rate=1e-2))
     same_as_first(results)
-    plainly = runs.run(plain.CONFIG, batches, plan, dtype=torch.bfloat16, asynchronous=False, lora=lora)
+    plainly = runs.run(cfg, batches, plan, dtype=torch.bfloat16, asynchronous=False, lora=lora)
     assert plainly[0] != results[0][0]
 
 

@@ -19,6 +19,11 @@ KINDS = {
     "aux-loss": (QWEN3_MOE | {"router_aux_loss_coef": 0.7}, LoRA(r=4), "bf16"),
     "gpt-oss-aux-loss": (GPT_OSS | {"router_aux_loss_coef": 0.7}, LoRA(r=4), "mxfp4"),
     "experts-adapters": (QWEN3_MOE, LoRA(r=4, target_parameters=EXPERTS), "bf16"),
+    "dense-adapters-on-int8": (
+        QWEN3_MOE | {"mlp_only_layers": [1]},
+        LoRA(r=4, target_parameters=("mlp.gate_proj.weight", "mlp.down_proj.weight")),
+        "int8",
+    ),
     "experts-adapters-on-nf4": (QWEN3_MOE, LoRA(r=4, target_modules=(), target_parameters=EXPERTS), "nf4"),
 }
 ON_CPU = ("dora-on-nf4", "gpt-oss-aux-loss")  # tests/engine has the others

@@ -152,9 +152,16 @@ def test_work_by_hand(fresh) -> None:
 
 
 @pytest.mark.gpu
-@ARCHITECTURES
-def test_cuda_follows_float64_and_never_waits(architecture, fresh, micro_batch) -> None:
-    lora = LoRA(r=8, lora_alpha=12, target_parameters=BOTH)
+@pytest.mark.parametrize(
+    ("architecture", "parameters"),
+    [
+        ("Qwen3MoeForCausalLM", BOTH),
+        ("GptOssForCausalLM", BOTH),
+        ("Glm4MoeForCausalLM", (*BOTH, "gate_proj.weight", "up_proj.weight", "down_proj.weight")),
+    ],
+)
+def test_cuda_follows_float64_and_never_waits(architecture, parameters, fresh, micro_batch) -> None:
+    lora = LoRA(r=8, lora_alpha=12, target_parameters=parameters)
     model, exact = (
         fresh_lora(fresh, dtype, lora, architecture, head_dim=16, **EVERY_EXPERT)
         for dtype in (torch.bfloat16, torch.float64)

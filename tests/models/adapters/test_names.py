@@ -1,4 +1,4 @@
-"""What `lora.target_modules` and `lora.modules_to_save` mean, and what is said where they cannot be."""
+"""What `lora.target_modules`, `target_parameters` and `modules_to_save` mean, and what is said where they cannot be."""
 
 import pytest
 
@@ -43,18 +43,53 @@ SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
         (
             "Qwen3MoeForCausalLM",
             {"target_modules": ("q_proj", "down_proj")},
-            "'down_proj' matches model.layers.0.mlp.experts.0.down_proj, which can have no adapter here, but by "
-            'lora.target_parameters, such as ["mlp.experts.down_proj"], if it is of experts; there are q_proj, ',
+            "'down_proj' matches model.layers.0.mlp.experts.0.down_proj, which can have an adapter only by "
+            'lora.target_parameters = ["mlp.experts.down_proj"]; there are q_proj, ',
         ),
         (
+            "Glm4MoeForCausalLM",
+            {"target_modules": ("up_proj",)},
+            "'up_proj' matches model.layers.0.mlp.up_proj, which can have an adapter only by lora.target_parameters = "
+            '["mlp.up_proj.weight", "mlp.experts.gate_up_proj", "mlp.shared_experts.up_proj.weight"]; there are q_proj',
+        ),
+        (
+            "Glm4MoeForCausalLM",
+            {"target_modules": ("mlp.gate",)},
+            "'mlp.gate' matches model.layers.1.mlp.gate, which can have no adapter, but can be trained whole: name it",
+        ),
+        (
+            "Glm4MoeForCausalLM",
+            {"target_parameters": ("gate_proj",)},
+            "no parameter of an MLP matches 'gate_proj'; available: mlp.gate_proj.weight, mlp.up_proj.weight, "
+            "mlp.down_proj.weight, mlp.experts.gate_up_proj, mlp.experts.down_proj, mlp.shared_experts.gate_proj.weigh",
+        ),
+        (
+            "Glm4MoeForCausalLM",
+            {"target_parameters": ("q_proj.weight",)},
+            "'q_proj.weight' matches model.layers.0.self_attn.q_proj.weight, which can have no adapter by this key; "
+            "available: mlp.gate_proj.weight, ",
+        ),
+        (
+            "Glm4MoeForCausalLM",
+            {"target_parameters": ("mlp.down_proj.weight",), "modules_to_save": ("mlp.down_proj",)},
+            "model.layers.0.mlp.down_proj has an adapter by lora.target_modules or lora.target_parameters, and is to",
+        ),
+        (
+            "MiniMaxM2ForCausalLM",
+            {"target_parameters": ("shared_experts.down_proj.weight",)},
+            "available: mlp.experts.gate_up_proj, mlp.experts.down_proj; lora.target_modules names attention modules",
+        ),
+        ("Glm4MoeForCausalLM", {"target_parameters": ("up_proj.weight",), "use_dora": True}, "set lora.use_dora = fal"),
+        (
             "LlamaForCausalLM",
-            {"target_parameters": ("experts.down_proj",)},
-            "'experts.down_proj': this model has no experts; use lora.target_modules",
+            {"target_parameters": ("mlp.down_proj.weight",)},
+            "'mlp.down_proj.weight': this model has no experts; use lora.target_modules",
         ),
         (
             "GptOssForCausalLM",
             {"target_parameters": ("experts.down_proj_bias",)},
-            "no expert parameter matches 'experts.down_proj_bias'; available: mlp.experts.gate_up_proj, ",
+            "'experts.down_proj_bias' matches model.layers.0.mlp.experts.down_proj_bias, which can have no adapter by "
+            "this key; available: mlp.experts.gate_up_proj, mlp.experts.down_proj; lora.target_modules names attention",
         ),
         ("GptOssForCausalLM", {"target_parameters": EXPERTS, "lora_dropout": 0.1}, "set lora.lora_dropout = 0"),
         ("GptOssForCausalLM", {"target_parameters": EXPERTS, "use_dora": True}, "set lora.use_dora = false"),
