@@ -6,6 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rptrain.kernels.batch import Rotation
 from rptrain.models import registry
 from rptrain.models.layers.moe import MoEBlock
 
@@ -24,8 +25,9 @@ def to_cuda(model, mb):
     """Moves the model there; the micro-batch there."""
     for unit in (*model.params, *model.grads):
         unit.update({name: tensor.cuda() for name, tensor in unit.items()})
-    names = ("positions", "labels", "cu_seqlens", "cos", "sin")
-    return replace(mb, **{name: getattr(mb, name).cuda() for name in names})
+    names = ("positions", "labels", "cu_seqlens")
+    rotations = [Rotation(*(table if table is None else table.cuda() for table in each)) for each in mb.rotations]
+    return replace(mb, rotations=tuple(rotations), **{name: getattr(mb, name).cuda() for name in names})
 
 
 @pytest.fixture
