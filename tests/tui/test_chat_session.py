@@ -61,6 +61,43 @@ async def test_turns_another_try_and_the_base_model() -> None:
 
 
 @driven
+async def test_a_message_that_is_taken_back_is_forgotten_by_the_process_too() -> None:
+    session = await begun()
+    for said in ("a b", "c"):
+        await answered(session, said)
+    assert session.take_back() == "c"
+    session.retry()
+    await wait_for(lambda: session.state == "idle")
+    assert [turn.answer for turn in session.turns] == ["A B "]
+    await session.close()
+
+
+@driven
+async def test_the_model_is_named_that_the_process_has_loaded(tmp_path: Path) -> None:
+    (saved := tmp_path / "checkpoints/checkpoint-3").mkdir(parents=True)  # complete only when the process reads it
+    session = await begun(str(tmp_path))
+    assert session.model == saved
+    await session.close()
+
+
+@driven
+async def test_another_try_draws_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, seeds = await begun(), list[int]()
+    ask = session._ask
+
+    def noted(do: str, **given: Any) -> None:
+        seeds.append(given["settings"]["seed"])
+        ask(do, **given)
+
+    monkeypatch.setattr(session, "_ask", noted)
+    await answered(session, "a")
+    session.retry()
+    await wait_for(lambda: session.state == "idle")
+    assert len(set(seeds)) == len(seeds) == 2
+    await session.close()
+
+
+@driven
 async def test_a_base_model_that_cannot_be_loaded_leaves_the_answer_and_is_switched_off() -> None:
     session = await begun()
     session.settings.base = True
@@ -192,6 +229,7 @@ async def test_another_try_that_is_refused_leaves_the_earlier_answer() -> None:
     session.retry()
     assert session.turns[0].answer == "" and session.state == "answering"
     await wait_for(lambda: session.state == "idle")
+    assert session.problem == "too ␛[1mlong", "the system prompt arrives"
     assert [(turn.said, turn.answer) for turn in session.turns] == [("a", "A ")] and session.returned == ""
     session.settings.system = ""
     session.retry()
