@@ -26,6 +26,7 @@ STALLED = """
 import ctypes, signal, sys, time
 from pathlib import Path
 from rptrain.runs.event_log import EventLog
+from rptrain.runs.events import CheckpointSaved
 from rptrain.runs.signals import PROCESS
 from rptrain.train import watchdog
 from rptrain.train.watchdog import Watchdog, Watched
@@ -40,10 +41,12 @@ def hold():
 PROCESS.install({native})
 watchdog.GRACE, watchdog.HELD = {grace}, {grace} / 2
 folder = Path(sys.argv[1])
-log = EventLog(folder / "events.jsonl")
+log, saved = EventLog(folder / "events.jsonl"), [7]
 with Watchdog(PROCESS.native, ends_process=True) as dog:
     fail = lambda error: print(error, flush=True)
-    run = Watched(folder, folder / "events.jsonl", log.write, log.check, fail, lambda: 7, lambda: "resume from 7")
+    how = lambda: f"resume from {{saved[-1]}}"
+    run = Watched(folder, folder / "events.jsonl", log.write, log.check, fail, lambda: saved[-1], how)
+    log.listen(dog.hear)
     with dog.watching(run), dog.doing("saving"):
         dog.configure(0.3, "{action}")
         {body}
@@ -95,12 +98,15 @@ def test_a_report_that_hangs_does_not_keep_the_process(tmp_path):
 
 
 @needs_compiler
-def test_the_third_signal_names_the_last_checkpoint_and_how_to_resume(tmp_path):
-    body = "PROCESS.close(); [signal.raise_signal(signal.SIGINT) for _ in range(3)]; time.sleep(1000)"
+@pytest.mark.parametrize(
+    ("before", "step"), [("", 7), ("saved.append(8); log.write(CheckpointSaved(8, 'checkpoints/checkpoint-8')); ", 8)]
+)
+def test_the_third_signal_names_the_last_checkpoint_and_how_to_resume(tmp_path, before: str, step: int):
+    body = f"{before}PROCESS.close(); [signal.raise_signal(signal.SIGINT) for _ in range(3)]; time.sleep(1000)"
     code, out, err = stalled(tmp_path, body, action="report")
-    assert (code, out) == (130, "") and err.endswith("\ninterrupted\nresume from 7\n")
+    assert (code, out) == (130, "") and err.endswith(f"\ninterrupted\nresume from {step}\n")
     told = last(tmp_path)
-    assert isinstance(told, events.Stopped) and told.step == 7
+    assert isinstance(told, events.Stopped) and told.step == step
 
 
 def test_without_a_compiler_stacks_are_shown_and_the_process_ends_without_a_record(tmp_path):
