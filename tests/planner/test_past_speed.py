@@ -52,6 +52,14 @@ def test_other_settings_have_another_speed(tmp_path: Path, sections: dict[str, A
     assert past_speed(settings(tmp_path, **sections), DEVICES) is None
 
 
+def test_a_speed_of_another_machine_does_not_count(tmp_path: Path):
+    events = make_run(tmp_path, "copied", devices=2, end="finished", alive=False) / "events.jsonl"
+    records = [json.loads(line) for line in events.read_text().splitlines()]
+    elsewhere = [record | ({"host": "elsewhere"} if "host" in record else {}) for record in records]
+    events.write_text("".join(f"{json.dumps(record)}\n" for record in elsewhere))
+    assert past_speed(settings(tmp_path), DEVICES) is None
+
+
 def test_a_folder_without_runs(tmp_path: Path):
     assert past_speed(settings(tmp_path / "none"), DEVICES) is None
 
@@ -65,3 +73,5 @@ def test_a_plan_takes_its_time_from_the_measured_speed(tmp_path: Path, monkeypat
     length = found["length"]
     assert length["measured_seconds"] == length["steps"] * found["step"]["tokens"] / 100 and length["seconds"]
     assert length["measured_in"] == "old"
+    said = tools.invoke("plan", "--config", "run.toml").stdout
+    assert "measured in the run old with these settings: 100 tokens/s" in " ".join(said.split())
