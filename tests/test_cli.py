@@ -369,9 +369,12 @@ def test_runs_are_compared_by_name():
     lines = [re.split(r"  +", line.strip()) for line in run("runs", "slow", "runs/fast").stdout.splitlines()]
     compared = {name: cells for name, *cells in lines}
     assert compared["lowest validation loss"] == ["2.5000", "1.2500 (best)"] and compared["at step"] == ["1", "1"]
-    assert compared["optim.learning_rate"] == ["0.001", "0.006"]
+    assert compared["optim.learning_rate"] == ["0.001", "0.006"] and "may not be comparable" not in str(lines)
     assert [one["validation_loss"] for one in json.loads(run("runs", "fast", "slow", "--json").stdout)] == [1.25, 2.5]
     assert "did you mean fast?" in run("runs", "fest").stderr
+    config = Path("runs/fast/config.toml")
+    config.write_text(config.read_text().replace("builtin:tasks", "builtin:random"))
+    assert "The data or the models differ: the losses may not be comparable." in run("runs", "slow", "fast").stdout
 
 
 def test_piped_tables_are_not_cut(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from rptrain.cli import argv
 from rptrain.tui.services.draft import STARTER
 
+from ..run_tools import PATIENCE
 from .conftest import Made, driven, notified, press_until, screen_text, settled, type_over, until
 from .recorded import BEGAN, make_run
 
@@ -77,6 +78,19 @@ async def test_a_config_is_saved_under_another_name(make: Made, tmp_path: Path):
         await until(pilot, lambda: "new.toml" in screen_text(app).splitlines()[0])
     assert "max_steps = 3" in (tmp_path / "new.toml").read_text()
     assert (tmp_path / "rptrain.toml").read_text() == STARTER
+
+
+@driven
+async def test_an_invalid_value_that_is_saved_before_its_plan_is_named(
+    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "rptrain.toml").write_text(STARTER)
+    async with make().run_test(size=(80, 24), notifications=True) as pilot:
+        await settled(pilot)
+        monkeypatch.setattr("rptrain.tui.screens.new_run.PAUSE", 2.0 * PATIENCE)  # no plan is made from here on
+        await type_over(pilot, "x", "#train-max_steps")
+        await press_until(pilot, "ctrl+s", lambda: "saved to" in notified(pilot.app))
+        assert "the value of max steps (train.max_steps) is invalid" in notified(pilot.app)
 
 
 @driven

@@ -67,6 +67,16 @@ async def test_what_is_chosen_is_passed_on(make: Made, run: Path, monkeypatch):
 
 
 @driven
+async def test_merging_is_offered_for_adapters_only(make: Made, run: Path):
+    config = run / "config.toml"
+    for text, offered in ((config.read_text(), True), (config.read_text().partition("[lora]")[0], False)):
+        config.write_text(text)
+        async with make(attach=run).run_test(size=(80, 24)) as pilot:
+            await asked(pilot, run)
+            assert bool(pilot.app.screen.query("#merge")) == offered
+
+
+@driven
 async def test_the_checkpoint_with_the_lowest_validation_loss_is_marked(make: Made, run: Path):
     """Not a lower loss after a step that has no checkpoint."""
     with (run / "events.jsonl").open("a") as file:

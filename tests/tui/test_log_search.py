@@ -25,6 +25,20 @@ async def test_dates_are_shown_if_the_log_covers_days():
         assert screen_text(app).count("11-1") == 2
 
 
+@driven
+async def test_what_was_searched_for_is_highlighted():
+    panel = LogPanel()
+    app = Page(panel)
+    async with app.run_test(size=(60, 10)) as pilot:
+        panel.show_log([LogLine(BEGAN, "the plan"), LogLine(BEGAN, "a Plan of PLANS")])
+        panel.search()
+        await pilot.press(*"plan")
+        await until(pilot, lambda: "2 of 2 lines have" in screen_text(app))
+        segments = [segment for line in app.screen._compositor.render_strips() for segment in line]
+        marked = [segment.text for segment in segments if segment.style and segment.style.reverse]
+        assert [text for text in marked if text.strip()] == ["plan", "Plan"], "the first place in each line"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("size", [(60, 24), (80, 24), (200, 50)])
 @driven

@@ -92,6 +92,11 @@ async def test_sorting_by_keys_and_by_mouse(make: Made, runs: Path):
             assert [name for name in names(app) if name != "now"] == [name for name in order if name != "now"]
         await pilot.resize_terminal(60, 24)
         await until(pilot, lambda: "run · took ▲" in heading(app))
+        columns = set[str]()
+        for _ in range(12):  # more than there are columns
+            app.screen.query_one(RunList).sort_by_next()
+            columns.add(app.screen.query_one(RunList).order.column)
+        assert {"run", "steps", "began"} <= columns and "took" not in columns, "those in sight, and the start"
 
 
 @driven
