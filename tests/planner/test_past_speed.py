@@ -1,6 +1,7 @@
 """The speed that an earlier run measured, beside that of a plan."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,16 @@ def test_the_newest_run_with_the_same_settings_on_the_same_devices(tmp_path: Pat
     found = past_speed(settings(tmp_path, train={"max_steps": 7}, optim={"learning_rate": 1e-3}), DEVICES)
     assert found is not None and found.run == "old" and found.tokens_per_second > 0
     assert past_speed(settings(tmp_path), DEVICES[:1]) is None
+
+
+def test_the_newest_runs_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rptrain.planner.past_speed.RUNS", 1)
+    for name, model, time in (("old", "llama-3.1-8b", 1000), ("new", "qwen3-1.7b", 2000)):
+        run = make_run(tmp_path, name, devices=2, end="finished", alive=False, model=model)
+        os.utime(run / "config.toml", (time, time))
+    assert past_speed(settings(tmp_path), DEVICES) is None
+    found = past_speed(settings(tmp_path, model={"path": "qwen3-1.7b"}), DEVICES)
+    assert found is not None and found.run == "new"
 
 
 @pytest.mark.parametrize(

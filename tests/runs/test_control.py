@@ -60,6 +60,15 @@ def test_stop_saves_and_ends_and_the_same_command_goes_on(folder, control, monke
     assert tools.state(run) == expected
 
 
+def test_a_stopped_run_names_its_checkpoint_and_the_command_that_resumes_it(folder, control, monkeypatch):
+    at_step(monkeypatch, 2, (control / "STOP").touch)
+    tools.write_config(folder)
+    told = tools.invoke("--config", folder / "run.toml")
+    (saved,) = tools.events(RunDir(folder / "runs/run"), events.CheckpointSaved)
+    how = f"checkpoint-{saved.step} is complete: resume from it with: rptrain --config "
+    assert told.exit_code == 0 and how in told.stdout
+
+
 def test_save_saves_once_and_goes_on(folder, control, monkeypatch):
     expected = tools.state(tools.train_here(folder, "log.run_name=whole"))
     at_step(monkeypatch, 2, (control / "SAVE").touch)

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from rptrain.data.samples import Page, Row, TextPart
+from rptrain.data.samples import FirstSamples, Page, Row, Sample, TextPart
 from rptrain.tui.screens.data import ROWS, DataBrowser
 from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.services import heavy
 from rptrain.tui.services.paths import is_folder_without
+from rptrain.tui.widgets.sample_text import preview_text
 from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, notified, press_until, screen_text, type_over, until
@@ -88,6 +89,14 @@ async def test_data_that_cannot_be_read(make: Made, helper: Scripted):
         await press_until(pilot, "escape", lambda: isinstance(pilot.app.screen, NewRun))
         await type_over(pilot, "many", "#data-max_length")
         await press_until(pilot, "ctrl+t", lambda: "the data is shown once" in notified(pilot.app))
+
+
+def test_warnings_about_the_data_are_above_its_samples():
+    found = FirstSamples(
+        "texts, 1 KiB", (Sample("a:1", 2, 1, (TextPart("ab", True),)),), ("2 of 3 samples\x1b repeat",)
+    )
+    lines = preview_text(found).plain.splitlines()
+    assert lines.index("! 2 of 3 samples␛ repeat") < lines.index("sample 1, 2 tokens") < lines.index("ab")
 
 
 def test_only_a_folder_that_itself_has_data_is_read_while_its_path_is_typed(tmp_path: Path):
