@@ -135,6 +135,12 @@ def text_only(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config if tower is None else tower.text_config(config)
 
 
+def may_tie(config: Mapping[str, Any]) -> bool:
+    """Whether the embedding of a model with a text model and other parts is the head if its files have no head."""
+    tower = TOWERS.get(_architecture(config))
+    return tower is not None and tower.may_tie(config)
+
+
 def _architecture(config: Mapping[str, Any]) -> str:
     """The name of the architecture; empty if there is none."""
     by_type = MODEL_TYPES.get(str(config.get("model_type")), config.get("model_type"))

@@ -36,6 +36,13 @@ class TextTower:
         own = {key: value for key, value in nested.items() if key != "architectures"}
         return {**own, **shared, "model_type": kind}
 
+    def may_tie(self, config: Mapping[str, Any]) -> bool:
+        """Whether the embedding is the head if the weights have no head. transformers reads the setting of the whole
+        model, which is on by default, and not that of the text model.
+        """
+        nested = config.get("text_config")
+        return isinstance(nested, Mapping) and config.get("tie_word_embeddings") in (None, True)
+
     def wrap(self, text: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
         """The text model with the names that its tensors have in the whole model of this config.json."""
         units = tuple(replace(unit, params=tuple(self._renamed(param) for param in unit.params)) for unit in text.units)

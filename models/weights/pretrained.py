@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.quant import Quantized, finite
-from rptrain.models.registry import read_config
+from rptrain.models.registry import may_tie, read_config
 from rptrain.models.spec import CheckpointPart, ModelShape, ModelSpec, Param
 from rptrain.models.weights import mxfp4, quantized
 from rptrain.models.weights.carried import NOTHING, Carried
@@ -82,6 +82,20 @@ class _Place:
         return whole.part(self.start * each, stop * each)
 
 
+def model_config(directory: Path) -> Mapping[str, Any]:
+    """The config.json of a directory with weights.
+
+    If the weights of a model with a text model and other parts have no head, it says that the embedding is the head, as
+    transformers decides. Raises UserError if the config.json is invalid, or if the files cannot be read.
+    """
+    config = read_config(directory)
+    if not may_tie(config) or not any(directory.glob("*.safetensors")):
+        return config
+    if any(name.endswith(TIED_HEAD) for file in find_files(directory) for name in read_header(file)):
+        return config
+    return {**config, "text_config": {**config["text_config"], "tie_word_embeddings": True}}
+
+
 def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     """Compares a checkpoint's safetensors headers with the model, without loading any weight.
 
@@ -107,8 +121,6 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     for name, place in places.items():
         wanted |= place.packed if not stored.keys().isdisjoint(place.packed) else {name: place.shape}
     missing = [f"{spec.stored_name(name)} is missing" for name in wanted if name not in stored]
-    if TIED_HEAD in wanted and TIED_HEAD not in stored and spec.config.get("tie_word_embeddings"):
-        missing.append("set text_config.tie_word_embeddings to true in config.json if the embedding is the head, too")
     rest = {name: tensor for name, tensor in stored.items() if name not in wanted}
     carried = {name: tensor for name, tensor in rest.items() if spec.carries(name)}
     extra = [

@@ -46,8 +46,9 @@ def base_files(
 ) -> dict[str, bytes]:
     """The contents of the config, tokenizer, template and license files of a model directory, by name.
 
-    `chat_template` is Jinja text that replaces the model's own template; `config`, of a text model alone, replaces that
-    of the whole model. UserError if config.json is missing, or if a file is larger than MAX_FILE.
+    `chat_template` is Jinja text that replaces the model's own template; `config` replaces the model's own; if
+    it describes a text model alone, settings of other parts are left out. UserError if config.json is missing, or if a
+    file is larger than MAX_FILE.
     """
     if not (model_dir / "config.json").is_file():
         raise UserError(f"the base model's config.json is no longer in {model_dir}")
@@ -55,7 +56,8 @@ def base_files(
     if chat_template is not None:
         files[TEMPLATE] = chat_template.encode()
     if config is not None:
-        files = {name: content for name, content in files.items() if name not in PROCESSORS}
+        if "text_config" not in config:
+            files = {name: content for name, content in files.items() if name not in PROCESSORS}
         files["config.json"] = json.dumps(config, indent=2).encode()
     return files
 

@@ -77,7 +77,7 @@ def find_model(source: Path) -> Model:
     if (source / adapter.CONFIG).is_file():
         found = _from_adapter(source)
     elif (source / "config.json").is_file():
-        found = _from_directory(source, registry.build(registry.read_config(source)))
+        found = _from_directory(source, registry.build(pretrained.model_config(source)))
     else:
         return _from_checkpoint(checkpoint_of(source))
     if found.base or source.name != EXPORTED:
@@ -93,7 +93,7 @@ def find_base(model: Model) -> Model:
         directory = registry.locate(model.base)
         if not any((directory / name).is_file() for name in (pretrained.SINGLE, pretrained.INDEX)):
             raise UserError(f"{directory} has no weights; the run began with random ones")
-        return _from_directory(directory, registry.build(registry.read_config(directory)))
+        return _from_directory(directory, registry.build(pretrained.model_config(directory)))
     except UserError as error:
         raise UserError(f"the base model cannot be loaded: {error}") from None
 
@@ -117,7 +117,7 @@ def _from_adapter(source: Path) -> Model:
             f"the adapter's base model was not found: set base_model_name_or_path in {source / adapter.CONFIG} to its "
             f"directory ({error})"
         ) from None
-    own = registry.build(registry.read_config(base))
+    own = registry.build(pretrained.model_config(base))
     try:
         spec = with_lora(own, adapter.settings_of(files, own))
         model = _from_directory(base, with_base(spec, base_format(source)))

@@ -23,9 +23,10 @@ from rptrain.utils.errors import UserError
 def training_model(config: Config) -> tuple[Path, ModelSpec]:
     """The model's directory and spec. Raises UserError if there is none, or if [train] or [lora] does not fit it."""
     model_dir = registry.locate(config.model.path)
-    described = registry.read_config(model_dir)
-    if not starts_from_files(config, model_dir):
-        described = registry.text_only(described)
+    if starts_from_files(config, model_dir):
+        described = pretrained.model_config(model_dir)
+    else:
+        described = registry.text_only(registry.read_config(model_dir))
     spec = balanced(registry.build(described), config.train.router_aux_loss_coef)
     if config.adapters is not None:
         spec = with_base(with_lora(spec, lora_settings(config.adapters)), config.adapters.base)

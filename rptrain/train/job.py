@@ -53,7 +53,7 @@ class Job:
     plan: RunPlan
     memory: MemoryPlan
     total_steps: int
-    text_only: bool = False  # whether the model is the text model alone of a larger one, with a config of its own
+    own_config: bool = False  # whether the model's config is not that in the files: a text model alone, or a found tie
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
         plan,
         memory,
         total,
-        text_only=registry.read_config(model_dir) != spec.config,
+        own_config=registry.read_config(model_dir) != spec.config,
     )
 
 

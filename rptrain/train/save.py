@@ -171,6 +171,6 @@ def checkpoint_meta(
         meta["lora"] = job.adapter.to_dict()
     if job.chat_template is not None:
         meta["chat_template"] = job.chat_template
-    if job.text_only:
+    if job.own_config:
         meta["config"] = job.spec.config
     return meta

@@ -49,7 +49,6 @@ def source(request, tmp_path_factory) -> Path:
     model.save_pretrained(folder, max_shard_size="20KB" if shards else "1GB")
     assert len([*folder.glob("*.safetensors")]) == (3 if shards else 1)
     described = json.loads((folder / "config.json").read_text())
-    described["text_config"]["tie_word_embeddings"] = tied
     if shards:
         del described["text_config"]["tie_word_embeddings"], described["tie_word_embeddings"]
     (folder / "config.json").write_text(json.dumps(described))
@@ -121,7 +120,7 @@ def test_both_names_of_the_text_model_are_read(folder) -> None:
     save_file({renamed(name): tensor for name, tensor in stored.items()}, other / "model.safetensors")
     (other / "config.json").write_text((folder / "model/config.json").read_text())
     assert torch.equal(our_logits(other, IDS), our_logits(folder / "model", IDS))
-    files = pretrained.check(other, registry.build(registry.read_config(other)))
+    files = pretrained.check(other, registry.build(pretrained.model_config(other)))
     assert {*files.carried} == {renamed(name) for name in others(folder / "model")}
 
 
@@ -169,23 +168,29 @@ def test_frozen_and_file_backed_weights_by_both_names(folder) -> None:
 
 
 def test_a_head_that_the_config_ties(folder) -> None:
-    """A stored head must be the embedding, and a missing one is explained."""
+    """A stored head must be the embedding if the text model's config ties it; without a stored head, the setting of the
+    whole model decides.
+    """
     stored, own = tensors(folder / "model"), folder / "own"
     own.mkdir()
     described = json.loads((folder / "model/config.json").read_text())
     head, embedding = "language_model.lm_head.weight", stored["language_model.model.embed_tokens.weight"]
 
-    def check(tied: bool, heads: dict[str, torch.Tensor]) -> None:
+    def check(tied: bool, heads: dict[str, torch.Tensor], whole: bool | None = True) -> None:
         described["text_config"]["tie_word_embeddings"] = tied
-        (own / "config.json").write_text(json.dumps({**described, "tie_word_embeddings": True}))
+        (own / "config.json").write_text(json.dumps({**described, "tie_word_embeddings": whole}))
         rest = {name: tensor for name, tensor in stored.items() if name != head}
         save_file(rest | heads, own / "model.safetensors")
-        pretrained.check(own, registry.build(registry.read_config(own)))
+        spec = registry.build(pretrained.model_config(own))
+        pretrained.check(own, spec)
+        assert spec.tied == (tied or not heads)
 
     check(True, {})
     check(True, {head: embedding.clone()})
     with pytest.raises(UserError, match=r"lm_head\.weight differs from the embedding"):
         check(True, {head: embedding + 1})
     check(False, {head: embedding + 1})
-    with pytest.raises(UserError, match=r"set text_config\.tie_word_embeddings to true"):
-        check(False, {})
+    check(False, {})
+    check(False, {}, whole=None)
+    with pytest.raises(UserError, match=r"lm_head\.weight is missing"):
+        check(False, {}, whole=False)

@@ -98,10 +98,11 @@ def _has_weights(directory: Path) -> bool:
 
 def _model(path: str, directory: Path, source: str) -> FoundModel:
     from rptrain.models import registry
+    from rptrain.models.weights import pretrained
 
     weights = _has_weights(directory) or path == "tiny-tasks"
     try:
-        spec = registry.build(registry.read_config(directory))
+        spec = registry.build(pretrained.model_config(directory))
     except UserError as error:
         return FoundModel(path, source, 0, str(error), weights)
     return FoundModel(path, source, spec.num_parameters, _family(spec.architecture), weights)
