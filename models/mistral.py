@@ -25,6 +25,8 @@ def read_window(config: Mapping[str, Any], found: list[str]) -> int | None:
     """The window of attention in all layers, None for full attention; problems are added to `found`."""
     window = None if config["sliding_window"] is None else read_number(config, "sliding_window", found)
     same = "full_attention" if window is None else "sliding_attention"
-    if any(kind != same for kind in config.get("layer_types") or ()):
-        found.append(f"layer_types is not supported, but for {same} in all layers, which is what sliding_window says")
+    kinds = config.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and all(kind == same for kind in kinds)):
+        value = "null" if window is None else window
+        found.append(f"layer_types must be {same} for all layers, because sliding_window is {value}")
     return window

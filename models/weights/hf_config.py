@@ -23,6 +23,8 @@ LIMITS: Mapping[str | type, float] = {
     "num_experts": 4096,
     "num_local_experts": 4096,
     "n_routed_experts": 4096,
+    "n_shared_experts": 4096,
+    "num_nextn_predict_layers": 1_000,
     int: 1 << 30,  # of every other key
     float: rope.LARGEST,
 }
@@ -133,7 +135,7 @@ def read_experts(config: Mapping[str, Any], key: str, found: list[str]) -> tuple
     active = read_number(config, "num_experts_per_tok", found)
     if len(found) == before and active > experts:
         found.append(f"num_experts_per_tok {active} is more than {key} {experts}")
-    return experts, active
+    return experts, active if len(found) == before else 1
 
 
 def read_groups(config: Mapping[str, Any], experts: int, active: int, found: list[str]) -> tuple[int, int]:

@@ -181,7 +181,14 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
         ({**MISTRAL, "attention_bias": True}, "attention_bias True is not supported; it must be off"),
         ({**MISTRAL, "sliding_window": "4096"}, "sliding_window must be a positive whole number, not '4096'"),
         ({**MISTRAL, "sliding_window": 0}, "sliding_window must be a positive whole number, not 0"),
-        ({**MISTRAL, "layer_types": ["sliding_attention", "full_attention"]}, "layer_types is not supported"),
+        (
+            {**MISTRAL, "layer_types": ["sliding_attention", "full_attention"]},
+            "layer_types must be sliding_attention for all layers, because sliding_window is 4096",
+        ),
+        (
+            {**MISTRAL, "sliding_window": None, "layer_types": 3},
+            "layer_types must be full_attention for all layers, because sliding_window is null",
+        ),
         ({**CONFIG, "rope_scaling": {"type": "longrope", "factor": 4.0}}, "rope type 'longrope'"),
         ({**CONFIG, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "original_max_position_embeddings"),
         ({**CONFIG, **YARN, "rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": "32"}}, "beta_fast.*'32'"),
@@ -254,6 +261,7 @@ def test_what_would_be_computed_wrongly_is_refused(config, problem) -> None:
         *((CONFIG, key) for key in ("num_attention_heads", "num_key_value_heads")),
         *((MOE, key) for key in ("moe_intermediate_size", "num_experts")),
         *((GPT_OSS, key) for key in ("num_local_experts", "sliding_window")),
+        *((GLM, key) for key in ("n_routed_experts", "n_shared_experts", "num_nextn_predict_layers")),
     ],
 )
 def test_sizes_beyond_any_sense(config, key, size) -> None:
@@ -376,7 +384,7 @@ def test_ministral_3_as_transformers_reads_it() -> None:
     assert rotary.query_scaling is None and rotary.factor == pytest.approx(1.138629436111989)
     for layer_types, window in (("full_attention", None), ("sliding_attention", 4)):
         registry.build({**ministral, "sliding_window": window, "layer_types": [layer_types] * 2})
-    with pytest.raises(UserError, match="layer_types is not supported"):
+    with pytest.raises(UserError, match="layer_types must be sliding_attention for all layers"):
         registry.build({**ministral, "sliding_window": 4, "layer_types": ["full_attention"] * 2})
 
 
