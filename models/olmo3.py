@@ -24,6 +24,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     window = read_number(filled, "sliding_window", found)
     windows = read_windows(filled, window, [(index + 1) % 4 != 0 for index in range(layers)], found)
     biases = read_flag(filled, "attention_bias", found)
+    found += _malformed_ropes(filled)
     ropes = [_rope(filled, kind) for kind in KINDS]
     shape = read_shape(filled, unsupported=found, biases=biases, ropes=ropes)
     return decoder(
@@ -39,6 +40,21 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
         qkv_bias=biases,
         o_bias=biases,
     )
+
+
+def _malformed_ropes(config: Mapping[str, Any]) -> list[str]:
+    """The rotary settings that are not JSON objects, or not one for each kind of layers."""
+    scaling, by_kind = config.get("rope_scaling"), config.get("rope_parameters")
+    found = []
+    if scaling is not None and not isinstance(scaling, Mapping):
+        found.append(f"rope_scaling must be a JSON object, not {scaling!r}")
+    if by_kind is not None and not (
+        isinstance(by_kind, Mapping)
+        and by_kind.keys() <= {*KINDS}
+        and all(value is None or isinstance(value, Mapping) for value in by_kind.values())
+    ):
+        found.append(f"rope_parameters must be a JSON object with an object each for {' and '.join(KINDS)}")
+    return found
 
 
 def _rope(config: Mapping[str, Any], kind: str) -> dict[str, Any]:

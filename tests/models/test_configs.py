@@ -23,6 +23,7 @@ CONFIG = {
 }
 MISTRAL = {**CONFIG, "architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
 GRANITE = {**CONFIG, "architectures": ["GraniteForCausalLM"]}
+OLMO3 = {**CONFIG, "architectures": ["Olmo3ForCausalLM"]}
 PHI3 = {**CONFIG, "architectures": ["Phi3ForCausalLM"]}
 GLM = {**CONFIG, "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 6, "num_experts_per_tok": 2}
 GLM["moe_intermediate_size"] = 8
@@ -209,6 +210,11 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
         ({**CONFIG, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({**CONFIG, "attention_bias": "yes"}, "attention_bias must be true or false, not 'yes'"),
         ({**GRANITE, "residual_multiplier": 0}, "residual_multiplier must be a positive number, not 0"),
+        ({**OLMO3, "rope_scaling": "yarn"}, "rope_scaling must be a JSON object, not 'yarn'"),
+        *(
+            ({**OLMO3, "rope_parameters": value}, "rope_parameters must be a JSON object with an object each for")
+            for value in ("yarn", {"full_attention": 3}, {"rope_type": "yarn", "factor": 8.0})
+        ),
         ({**PHI3, "rope_scaling": {"type": "yarn"}}, "rope type 'yarn' is not supported in this architecture"),
         ({**PHI3, "resid_pdrop": 0.1}, "resid_pdrop 0.1 is not supported; it must be off"),
         (
