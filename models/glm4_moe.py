@@ -8,7 +8,15 @@ from rptrain.models.layers import decoder
 from rptrain.models.layers.mlp import Block
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelSpec, Unit
-from rptrain.models.weights.hf_config import Sizes, read_experts, read_flag, read_groups, read_number, read_shape
+from rptrain.models.weights.hf_config import (
+    Sizes,
+    read_experts,
+    read_flag,
+    read_groups,
+    read_number,
+    read_shape,
+    with_defaults,
+)
 
 ARCHITECTURE = "Glm4MoeForCausalLM"
 DEFAULTS = {  # for missing keys of config.json
@@ -20,7 +28,7 @@ DEFAULTS = {  # for missing keys of config.json
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = DEFAULTS | {key: value for key, value in config.items() if value is not None}
+    filled = with_defaults(config, DEFAULTS)
     found: list[str] = []
     experts, active = read_experts(filled, "n_routed_experts", found)
     groups = read_groups(filled, experts, active, found)

@@ -8,7 +8,7 @@ from rptrain.kernels.swiglu import Clamp
 from rptrain.models.layers import decoder
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import CheckpointPart, ModelSpec, Param, Unit
-from rptrain.models.weights.hf_config import Sizes, read_experts, read_number, read_shape, read_windows
+from rptrain.models.weights.hf_config import Sizes, read_experts, read_number, read_shape, read_windows, with_defaults
 
 ARCHITECTURE = "GptOssForCausalLM"
 DEFAULTS = {  # defaults for missing keys of config.json
@@ -34,7 +34,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
     Published checkpoints hold the experts in 4 bits (MXFP4); they are dequantized when they are loaded.
     """
-    filled = DEFAULTS | {key: value for key, value in config.items() if value is not None}
+    filled = with_defaults(config, DEFAULTS)
     if not (filled.get("rope_scaling") or filled.get("rope_parameters")):
         filled["rope_parameters"] = YARN
     found: list[str] = []

@@ -1,4 +1,7 @@
-"""Granite, the dense models: Llama's block with factors of embeddings, attention's scores, residual sums and logits."""
+"""Granite, the dense models: Llama's block with factors of embeddings, attention's scores, residual sums and logits.
+
+Some published config.json name a dropout rate. Training here has none.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +19,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     found: list[str] = []
     biases = read_flag(config, "attention_bias", found)
     attention, embedding, residual, logits = (read_number(config, key, found, 1.0, float) for key in FACTORS)
-    shape = read_shape(config, unsupported=found, biases=biases)
+    shape = read_shape({**config, "attention_dropout": 0.0}, unsupported=found, biases=biases)
     return decoder(
         ARCHITECTURE,
         config,

@@ -7,7 +7,7 @@ from rptrain.kernels.moe import Scoring
 from rptrain.models.layers import decoder
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelSpec, Unit
-from rptrain.models.weights.hf_config import Sizes, read_experts, read_number, read_shape
+from rptrain.models.weights.hf_config import Sizes, read_experts, read_number, read_shape, with_defaults
 
 ARCHITECTURE = "MiniMaxM2ForCausalLM"
 DEFAULTS = {"head_dim": 128, "rope_theta": 5_000_000.0}  # for missing keys of config.json
@@ -24,7 +24,7 @@ OPTIONS = {"qk_norm": True, "whole_qk_norm": True}
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = DEFAULTS | {key: value for key, value in config.items() if value is not None}
+    filled = with_defaults(config, DEFAULTS)
     found = [
         f"{key} {filled[key]!r} is not supported; {value!r} is"
         for key, value in ONLY.items()

@@ -6,10 +6,10 @@ from typing import Any
 from rptrain.models.llama import decoder
 from rptrain.models.mistral import read_window
 from rptrain.models.spec import ModelSpec
-from rptrain.models.weights.hf_config import read_shape
+from rptrain.models.weights.hf_config import read_shape, with_defaults
 
 ARCHITECTURE = "Ministral3ForCausalLM"
-# Defaults for missing keys of config.json; null is a value.
+# Defaults for missing keys of config.json
 DEFAULTS: Mapping[str, Any] = {
     "sliding_window": None,
     "num_key_value_heads": 8,
@@ -27,12 +27,12 @@ DEFAULTS: Mapping[str, Any] = {
         "llama_4_scaling_beta": 0.1,
     },
 }
+NULLABLE = ("num_key_value_heads", "head_dim")  # null is a value
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    given = {key: value for key, value in config.items() if key != "rope_parameters" or value is not None}
-    filled = {**DEFAULTS, **given}
+    filled = with_defaults(config, DEFAULTS, NULLABLE)
     found: list[str] = []
     window = read_window(filled, found)
     shape = read_shape(filled, unsupported=found, query_scaling=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from rptrain.models.llama import decoder
 from rptrain.models.spec import ModelSpec
-from rptrain.models.weights.hf_config import read_number, read_shape
+from rptrain.models.weights.hf_config import read_number, read_shape, with_defaults
 
 ARCHITECTURE = "MistralForCausalLM"
 # Defaults for missing keys of config.json; null is a value.
@@ -14,7 +14,7 @@ DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = {**DEFAULTS, **config}
+    filled = with_defaults(config, DEFAULTS, DEFAULTS)
     found: list[str] = []
     window = read_window(filled, found)
     shape = read_shape(filled, unsupported=found)

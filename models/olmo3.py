@@ -9,7 +9,7 @@ from typing import Any
 from rptrain.models.layers import rope
 from rptrain.models.llama import decoder
 from rptrain.models.spec import ModelSpec
-from rptrain.models.weights.hf_config import KINDS, read_flag, read_number, read_shape, read_windows
+from rptrain.models.weights.hf_config import KINDS, read_flag, read_number, read_shape, read_windows, with_defaults
 
 ARCHITECTURE = "Olmo3ForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5, "sliding_window": 4096}  # for missing keys of config.json
@@ -18,7 +18,7 @@ THETA = 500_000.0
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = {**DEFAULTS, **config}
+    filled = with_defaults(config, DEFAULTS, ("sliding_window",))
     found: list[str] = []
     layers = read_number(filled, "num_hidden_layers", [])  # `read_shape` reports the problem
     window = read_number(filled, "sliding_window", found)

@@ -6,7 +6,7 @@ from typing import Any
 from rptrain.models.layers import rope
 from rptrain.models.llama import decoder
 from rptrain.models.spec import ModelSpec
-from rptrain.models.weights.hf_config import read_number, read_shape
+from rptrain.models.weights.hf_config import read_number, read_shape, with_defaults
 
 ARCHITECTURE = "Phi3ForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5}  # for missing keys of config.json
@@ -14,7 +14,7 @@ DEFAULTS = {"rms_norm_eps": 1e-5}  # for missing keys of config.json
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = DEFAULTS | {key: value for key, value in config.items() if value is not None}
+    filled = with_defaults(config, DEFAULTS)
     found: list[str] = []
     kind = rope.parameters(filled).get("rope_type", "default")
     if kind != "default":  # transformers takes yarn for longrope here

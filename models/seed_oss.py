@@ -11,7 +11,8 @@ from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.hf_config import read_flag, read_shape
 
 ARCHITECTURE = "SeedOssForCausalLM"
-HEAD_SIZE = 128  # config.json may leave it out
+# Defaults for missing keys of config.json; null is a value.
+DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8}
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
@@ -19,6 +20,6 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     found: list[str] = []
     qkv_bias = read_flag(config, "attention_bias", found, True)
     o_bias = read_flag(config, "attention_out_bias", found)
-    without_dropout = {**config, "attention_dropout": 0.0}
-    shape = read_shape(without_dropout, head_size=HEAD_SIZE, unsupported=found, biases=qkv_bias)
+    filled = {**DEFAULTS, **config, "attention_dropout": 0.0}
+    shape = read_shape(filled, unsupported=found, biases=qkv_bias)
     return decoder(ARCHITECTURE, config, shape, qkv_bias=qkv_bias, o_bias=o_bias)

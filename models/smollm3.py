@@ -5,7 +5,7 @@ from typing import Any
 
 from rptrain.models.llama import decoder
 from rptrain.models.spec import ModelSpec
-from rptrain.models.weights.hf_config import read_flag, read_number, read_shape, read_windows
+from rptrain.models.weights.hf_config import read_flag, read_number, read_shape, read_windows, with_defaults
 
 ARCHITECTURE = "SmolLM3ForCausalLM"
 DEFAULTS = {  # for missing keys of config.json
@@ -20,7 +20,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
     `no_rope_layers` has 1 for a layer with rotary positions, and 0 for one without.
     """
-    filled = {**DEFAULTS, **config}
+    filled = with_defaults(config, DEFAULTS, ("num_key_value_heads",))
     found: list[str] = []
     layers = read_number(filled, "num_hidden_layers", [])  # `read_shape` reports the problem
     rotates = _rotating(filled, layers, found)

@@ -1,6 +1,6 @@
 """Reading a decoder's shape from a Hugging Face config.json; unsupported settings are errors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from reprlib import repr as shortened
 from typing import Any
@@ -53,6 +53,13 @@ class Shape(Sizes):
     """The sizes of a Llama-like decoder, and its rotary positions, by the layers' `rotary`."""
 
     rotaries: tuple[Rotary, ...]
+
+
+def with_defaults(
+    config: Mapping[str, Any], defaults: Mapping[str, Any], nullable: Collection[str] = ()
+) -> dict[str, Any]:
+    """The config, with defaults for keys that are missing or null. The null of a `nullable` key is a value."""
+    return {**defaults, **{key: value for key, value in config.items() if value is not None or key in nullable}}
 
 
 def read_shape(
