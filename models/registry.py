@@ -115,8 +115,16 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
-    """The model of a config.json, by `architectures` or else `model_type`. Raises UserError if it is unknown."""
+    """The model of a config.json, by `architectures` or else `model_type`. Raises UserError if it is unknown, or if the
+    two name different models.
+    """
     architecture = _architecture(config)
+    by_type = MODEL_TYPES.get(str(config.get("model_type")))
+    if by_type is not None and architecture in {**BUILDERS, **TOWERS} and architecture != by_type:
+        raise UserError(
+            f"config.json: architectures names {architecture}, but model_type {config['model_type']!r} is that of "
+            f"{by_type}, which transformers would load: correct the wrong one"
+        )
     if architecture in BUILDERS:
         return BUILDERS[architecture](config)
     if architecture in TOWERS:

@@ -41,18 +41,23 @@ LICENSES = ("LICENSE*", "NOTICE*")
 SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
-def base_files(
-    model_dir: Path, chat_template: str | None = None, config: Mapping[str, Any] | None = None
-) -> dict[str, bytes]:
+def base_files(model_dir: Path) -> dict[str, bytes]:
     """The contents of the config, tokenizer, template and license files of a model directory, by name.
 
-    `chat_template` is Jinja text that replaces the model's own template; `config` replaces the model's own; if
-    it describes a text model alone, settings of other parts are left out. UserError if config.json is missing, or if a
-    file is larger than MAX_FILE.
+    UserError if config.json is missing, or if a file is larger than MAX_FILE.
     """
     if not (model_dir / "config.json").is_file():
         raise UserError(f"the base model's config.json is no longer in {model_dir}")
-    files = {path.relative_to(model_dir).as_posix(): read_small(path, MAX_FILE) for path in base_paths(model_dir)}
+    return {path.relative_to(model_dir).as_posix(): read_small(path, MAX_FILE) for path in base_paths(model_dir)}
+
+
+def with_replaced(
+    files: Mapping[str, bytes], chat_template: str | None, config: Mapping[str, Any] | None
+) -> dict[str, bytes]:
+    """The files with another template (Jinja text) and config; None keeps the model's own. With the config of a text
+    model alone, settings of other parts are left out.
+    """
+    files = dict(files)
     if chat_template is not None:
         files[TEMPLATE] = chat_template.encode()
     if config is not None:

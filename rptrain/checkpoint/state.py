@@ -40,7 +40,7 @@ from rptrain.checkpoint.atomic_dir import (
     remove,
     set_aside,
 )
-from rptrain.checkpoint.base_files import BASE, base_files
+from rptrain.checkpoint.base_files import BASE, base_files, with_replaced
 from rptrain.checkpoint.metadata import read_facts
 from rptrain.checkpoint.processes import ALONE, Processes, written_together
 from rptrain.checkpoint.unit_files import by_unit, elements, part_file, unit_file
@@ -58,6 +58,7 @@ def save_state(
     *,
     step: int,
     meta: Mapping[str, Any],
+    base: Mapping[str, bytes] | None = None,
     order: Sequence[int] = (),
     release: Callable[[int], None] = lambda unit: None,
     proceed: Callable[[], None] = lambda: None,
@@ -66,20 +67,21 @@ def save_state(
     """Writes `checkpoint-<step>` and returns its path. Training may continue meanwhile, but no unit may change before
     `release` was called with its number. The units in `order` are written in this order.
 
-    `meta` is JSON data that `load_state` returns again. `meta["model_dir"]` is the directory of the base model, whose
-    config, tokenizer and template are copied. `meta["chat_template"]` (Jinja text) and `meta["config"]`, if present,
-    replace the model's template and config. An incomplete checkpoint of this step is renamed. No tensor is copied in
-    memory. `checkpoints_dir` is created, but not its parent. DiskFull if there is too little space. `proceed` is called
-    before each piece is written; an exception from it ends the save.
+    `meta` is JSON data that `load_state` returns again. `base` has the files of the base model (config, tokenizer and
+    template; see `base_files`); None reads them from its directory, `meta["model_dir"]`. `meta["chat_template"]` (Jinja
+    text) and `meta["config"]`, if present, replace the model's template and config. An incomplete checkpoint of this
+    step is renamed. No tensor is copied in memory. `checkpoints_dir` is created, but not its parent. DiskFull if there
+    is too little space. `proceed` is called before each piece is written; an exception from it ends the save.
 
     If several `processes` train the model, all call this at once. Each writes its part, and it returns in each once
     the checkpoint is complete. If one fails, none of them leaves a checkpoint; OtherFailed in the others.
     """
     target = Path(checkpoints_dir) / f"checkpoint-{step}"
-    base: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     with processes.together():
         if processes.first:
-            base = base_files(Path(meta["model_dir"]), meta.get("chat_template"), meta.get("config"))
+            own = base_files(Path(meta["model_dir"])) if base is None else base
+            files = with_replaced(own, meta.get("chat_template"), meta.get("config"))
             target.parent.mkdir(exist_ok=True)
             if os.path.lexists(target) and not is_of_kind(target, KIND):
                 set_aside(target)
@@ -90,7 +92,7 @@ def save_state(
     layouts: dict[str, Layout] = {}
     for each in processes.gather({part.file: part.layout for part in parts.values()}):
         layouts |= each
-    needed = sum(len(data) for part in parts.values() for data in part.content) + sum(map(len, base.values()))
+    needed = sum(len(data) for part in parts.values() for data in part.content) + sum(map(len, files.values()))
 
     def pieces(part: Part) -> Iterator[bytes | memoryview]:
         yield header(part.layout)
@@ -110,7 +112,7 @@ def save_state(
             for _ in pool.map(write, sorted(names, key=lambda unit: places.get(unit, 0))):
                 pass
         if processes.first:
-            for name, data in base.items():
+            for name, data in files.items():
                 aside.write(f"{BASE}/{name}", [data])
             ordered = {name: layouts[name] for name in sorted(layouts)}
             aside.write_json(STATE, {"format": FORMAT, "step": step, "meta": dict(meta), "units": ordered})

@@ -1,6 +1,8 @@
 """Check everything about a run before memory is allocated and weights are read."""
 
+import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import torch
 
 from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
-from rptrain.checkpoint.base_files import check_base_files, left_out
+from rptrain.checkpoint.base_files import base_files, check_base_files, left_out
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set, validation_set
@@ -18,7 +20,6 @@ from rptrain.data.template import load_template
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
-from rptrain.models import registry
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.planner import auto
@@ -42,6 +43,7 @@ class Job:
 
     config: Config
     model_dir: Path
+    base: Mapping[str, bytes]  # the model's other files, read at the start: later changes do not reach checkpoints
     spec: ModelSpec
     files: pretrained.WeightFiles | None  # None: random weights, or the checkpoint of a resumed run
     initial_adapter: AdapterFiles | None  # from lora.adapter
@@ -120,6 +122,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     initial_adapter = adapter_of(config, spec) if weights_needed and files is not None else None
     _warn_of_idle_devices(config, hardware)
     check_base_files(model_dir)
+    base = base_files(model_dir)
     for path in left_out(model_dir):
         log.warning("%s leads out of the model's folder: it is not copied to checkpoints and exports", path)
     tokenizer = find_tokenizer(config, model_dir)
@@ -136,6 +139,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     return Job(
         config,
         model_dir,
+        base,
         spec,
         files,
         initial_adapter,
@@ -147,7 +151,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
         plan,
         memory,
         total,
-        own_config=registry.read_config(model_dir) != spec.config,
+        own_config=json.loads(base["config.json"]) != spec.config,
     )
 
 

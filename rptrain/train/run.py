@@ -89,7 +89,9 @@ def _trainer(begun: Begun, group: Group, progress: ProgressDisplay, watchdog: Wa
     stack.enter_context(telemetry)
     end.observers += (telemetry,)
     store = stack.enter_context(open_store(job))
-    end.saver = saver = stack.enter_context(Saver(run, store.units, job.config.save, emit, log.check, group.saving))
+    end.saver = saver = stack.enter_context(
+        Saver(run, store.units, job.base, job.config.save, emit, log.check, group.saving)
+    )
     control = Control(run.control_path if group.first else None, progress.note)
     shared = group.shared(job.config)
     return Trainer(

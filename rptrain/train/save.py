@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Self
@@ -33,7 +33,8 @@ class SaveCanceled(Exception):
 class Saver:
     """Writes a run's checkpoints in its own thread while training continues.
 
-    Context manager: leaving it waits for the current save. `emit` is called with events, from any thread. `check` is
+    Context manager: leaving it waits for the current save. Each checkpoint has `base`, the model's files besides its
+    weights, as they were when the run started. `emit` is called with events, from any thread. `check` is
     called before files are written, and raises RunDeleted if the run's folder was deleted. If several `processes` train
     the model, all save the same steps, and the first one removes old checkpoints.
     """
@@ -42,13 +43,15 @@ class Saver:
         self,
         run: RunDir,
         units: Sequence[UnitState],
+        base: Mapping[str, bytes],
         config: Save,
         emit: Callable[[Event], None],
         check: Callable[[], None],
         processes: Processes = ALONE,
     ) -> None:
         self._processes = processes
-        self._run, self._units, self._config, self._emit, self._check = run, units, config, emit, check
+        self._run, self._units, self._base, self._config = run, units, base, config
+        self._emit, self._check = emit, check
         self._pool = ThreadPoolExecutor(1, "saver")
         self._current: tuple[int, Future[None]] | None = None
         self._canceled = threading.Event()
@@ -119,6 +122,7 @@ class Saver:
                     self._units,
                     step=step,
                     meta=meta,
+                    base=self._base,
                     order=snapshot.order,
                     release=snapshot.release,
                     proceed=self._proceed,

@@ -252,6 +252,7 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
         ({**CONFIG, "head_dim": 1024}, "head_dim is at most 512, not 1024"),
         ({**CONFIG, "hidden_size": 2056}, "head_dim is at most 512, not 514"),
         ({**CONFIG, "architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported; supported are"),
+        ({**CONFIG, "model_type": "granite"}, "names LlamaForCausalLM, but model_type 'granite' is that of Granite"),
         ({"model_type": "gemma"}, "'gemma'"),
         ({}, "no architecture named"),
     ],

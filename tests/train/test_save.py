@@ -1,6 +1,7 @@
 """Checkpoints are written while training continues; a failed one is reported, and training continues."""
 
 import errno
+import json
 import shlex
 import time
 from collections.abc import Callable
@@ -29,6 +30,28 @@ from ..cases import long
 def folder(tmp_path: Path) -> Path:
     tools.write_model(tmp_path / "model")
     return tmp_path
+
+
+@pytest.mark.parametrize("change", ["config", "folder"])
+def test_changes_of_the_models_folder_during_a_run_do_not_reach_its_checkpoints(folder, monkeypatch, change):
+    save, model = rptrain.train.save.save_state, folder / "model"
+    config = model / "config.json"
+    before = config.read_bytes()
+
+    def changed(*arguments, **named):
+        if model.exists() and change == "folder":
+            model.rename(folder / "moved")
+        elif change == "config":
+            config.write_text(json.dumps(json.loads(before) | {"rms_norm_eps": 0.5}))
+        return save(*arguments, **named)
+
+    monkeypatch.setattr(rptrain.train.save, "save_state", changed)
+    run = tools.train_here(folder, "save.save_steps=1", "train.max_steps=2")
+    assert len(run.checkpoints()) == 2
+    for checkpoint in run.checkpoints():
+        assert (checkpoint / "base/config.json").read_bytes() == before
+    exported = json.loads((run.model_path / "config.json").read_bytes())
+    assert exported.get("rms_norm_eps") == json.loads(before).get("rms_norm_eps")
 
 
 def slow_saves(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -156,6 +179,6 @@ def test_only_the_first_process_reads_and_removes_old_checkpoints(tmp_path, monk
     config = Save(load_best_model_at_end=True)
     for rank in (0, 1):
         processes = Processes(rank, lambda own: [own])
-        with Saver(RunDir(tmp_path), (), config, lambda event: None, lambda: None, processes):
+        with Saver(RunDir(tmp_path), (), {}, config, lambda event: None, lambda: None, processes):
             pass
         assert len(read) == 1
