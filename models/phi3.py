@@ -16,11 +16,13 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     filled = with_defaults(config, DEFAULTS)
     found: list[str] = []
-    kind = rope.parameters(filled).get("rope_type", "default")
+    settings = rope.parameters(filled)
+    kind = settings.get("rope_type", "default")
     if kind != "default":  # transformers takes yarn for longrope here
         found.append(f"rope type {kind!r} is not supported in this architecture; default is")
+        settings["rope_type"] = "default"
     if filled.get("resid_pdrop"):
         found.append(f"resid_pdrop {filled['resid_pdrop']!r} is not supported; it must be off")
     window = None if filled.get("sliding_window") is None else read_number(filled, "sliding_window", found)
-    shape = read_shape(filled, unsupported=found, partial=True)
+    shape = read_shape(filled, unsupported=found, partial=True, ropes=[settings])
     return decoder(ARCHITECTURE, config, shape, [window] * shape.layers, fused=True)

@@ -217,7 +217,6 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
             ({**OLMO3, "rope_parameters": value}, "rope_parameters must be a JSON object with an object each for")
             for value in ("yarn", {"full_attention": 3}, {"rope_type": "yarn", "factor": 8.0})
         ),
-        ({**PHI3, "rope_scaling": {"type": "yarn"}}, "rope type 'yarn' is not supported in this architecture"),
         ({**PHI3, "resid_pdrop": 0.1}, "resid_pdrop 0.1 is not supported; it must be off"),
         (
             {**PHI3, "partial_rotary_factor": 0.3},
@@ -416,6 +415,14 @@ def test_all_problems_at_once() -> None:
     with pytest.raises(UserError) as caught:
         registry.build({**CONFIG, "hidden_act": "gelu", "mlp_bias": True, "vocab_size": -1})
     assert all(word in str(caught.value) for word in ("gelu", "mlp_bias", "vocab_size"))
+
+
+@pytest.mark.parametrize("kind", ["longrope", "yarn", "llama3"])
+def test_one_line_for_an_unsupported_rope_type_of_phi_3(kind) -> None:
+    with pytest.raises(UserError) as caught:
+        registry.build({**PHI3, "rope_scaling": {"type": kind}})
+    (_, *problems) = str(caught.value).splitlines()
+    assert problems == [f"- rope type {kind!r} is not supported in this architecture; default is"]
 
 
 def test_locate(tmp_path, monkeypatch) -> None:
