@@ -50,8 +50,8 @@ def _malformed_ropes(config: Mapping[str, Any]) -> list[str]:
         found.append(f"rope_scaling must be a JSON object, not {scaling!r}")
     if by_kind is not None and not (
         isinstance(by_kind, Mapping)
-        and by_kind.keys() <= {*KINDS}
-        and all(value is None or isinstance(value, Mapping) for value in by_kind.values())
+        and all(isinstance(by_kind.get(kind), Mapping | None) for kind in KINDS)
+        and by_kind.get("rope_type", "default") == "default"  # beside the kinds, where transformers ignores it
     ):
         found.append(f"rope_parameters must be a JSON object with an object each for {' and '.join(KINDS)}")
     return found
