@@ -231,6 +231,8 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
             "1 of 3 groups of experts have fewer than",
         ),
         ({**GLM, "first_k_dense_replace": -1}, "first_k_dense_replace must be a positive whole number or 0"),
+        ({**GLM, "n_shared_experts": 5000}, "n_shared_experts is at most 4096, not 5000"),
+        ({**GLM, "num_nextn_predict_layers": 2000}, "num_nextn_predict_layers is at most 1000, not 2000"),
         ({**GLM, "routed_scaling_factor": 0}, "routed_scaling_factor must be a positive number"),
         ({**MINIMAX, "scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; 'sigmoid' is"),
         ({**MINIMAX, "shared_intermediate_size": 64}, "shared_intermediate_size 64 is not supported; 0 is"),
