@@ -8,6 +8,8 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from operator import itemgetter
 from typing import Any, Literal
 
 from rptrain.runs.records import Float, Int, UnixTime, validator
@@ -15,6 +17,7 @@ from rptrain.runs.timeline import StepTimeline
 
 SCHEMA = 1
 LOW_MEMORY = 0.05  # host memory is low when a smaller fraction of what the process could use is free
+LEAST = 0.1  # a device that computes for a smaller fraction of a record's time counts as waiting
 FILE, OLD_FILE = "lanes.jsonl", "lanes.old.jsonl"
 
 Phase = Literal["loading", "training", "paused", "saving", "evaluating", "exporting"]
@@ -83,6 +86,11 @@ class Snapshot:
     last: StepNumbers | None = None  # the last step, in the first snapshot after its end
     timeline: StepTimeline | None = None  # of a recent step, every few seconds
 
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """For each lane the kind of stage that took most of its time; empty if it hardly computed."""
+        return tuple(_main_kind(lane.busy, LEAST * max(self.seconds, 1e-3)) for lane in self.lanes)
+
     @property
     def is_low(self) -> bool:
         """Whether little host memory is left."""
@@ -107,6 +115,11 @@ class Snapshot:
             return validator(cls)(record) if record.pop("schema") == SCHEMA else None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
+
+
+def _main_kind(busy: Mapping[str, float], least: float) -> str:
+    kind, most = max(busy.items(), key=itemgetter(1), default=("", 0.0))
+    return kind if most > least else ""
 
 
 def _finite(number: float | None) -> float | None:

@@ -236,7 +236,7 @@ class RunScreen(Screen[None]):
 
     def _show(self) -> None:
         view = self._view if self._replay is None else self._replay.view
-        if view is None or not self.query(RunHead):  # its widgets do not exist yet or any more
+        if view is None or not self.children:  # its widgets do not exist yet or any more
             return
         state = self.state
         self.query_one(RunHead).show(view, "starting" if self._beginning == "starts" else state, self._note())

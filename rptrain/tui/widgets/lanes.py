@@ -22,7 +22,6 @@ from rptrain.utils.units import DASH, format_bytes, format_percent
 
 KINDS = {"F": ("▀", "$forward"), "FB": ("█", "$fused"), "B": ("▄", "$backward")}
 IDLE = ("·", "$muted")
-LEAST = 0.1  # a record with a smaller fraction of computation is shown as waiting
 NAME = 8  # characters of a device's name
 NOW = 24  # characters of the state
 HINT = "t schedule"
@@ -138,13 +137,13 @@ class Lanes(LineWidget):
         tail = f" {share:>5}" + ("" if self.detailed else f" {_memory(lane):>12}")
         now = WIDE_NOW if self.app.size.width >= WIDE else NOW
         width = max(self.size.width - NAME - now - len(tail), 4)
-        marks = [mark(shot.lanes[index], shot.seconds) for shot in recent[-width:] if index < len(shot.lanes)]
-        strip = [(letter * sum(1 for _ in same), style) for (letter, style), same in groupby(marks)]
+        kinds = [shot.kinds[index] for shot in recent[-width:] if index < len(shot.kinds)]
+        marks = [(KINDS.get(kind, IDLE), sum(1 for _ in same)) for kind, same in groupby(kinds)]
         return Content.assemble(
             (f"{lane.now.device:<{NAME}}", "bold"),
             _now(lane.now, now),
-            " " * (width - len(marks)),
-            *strip,
+            " " * (width - len(kinds)),
+            *((letter * count, style) for (letter, style), count in marks),
             (tail, "$foreground"),
         )
 
@@ -156,12 +155,6 @@ class Lanes(LineWidget):
         if now.temperature is not None:
             parts.append(f"{now.temperature} °C")
         return Content.styled("   ".join(parts), "$muted")
-
-
-def mark(lane: LaneRecord, seconds: float) -> tuple[str, str]:
-    """The letter and color of a record: the kind of stage that took most of its time."""
-    kind, most = max(lane.busy.items(), key=lambda item: item[1], default=("", 0.0))
-    return KINDS[kind] if most > LEAST * max(seconds, 1e-3) and kind in KINDS else IDLE
 
 
 def _now(lane: LaneRecord, width: int) -> Content:

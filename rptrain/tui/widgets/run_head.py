@@ -139,8 +139,9 @@ def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
     if best is not None:
         yield f"best validation, step {best.step:,}", format_loss(best.score)
     yield "of peak speed", format_percent(view.share_of_floor)
-    measured = view.bubble is not None
-    yield "bubble" if measured else "planned bubble", format_percent(view.bubble if measured else view.planned_bubble)
+    bubble = view.bubble
+    measured = bubble is not None
+    yield "bubble" if measured else "planned bubble", format_percent(bubble if measured else view.planned_bubble)
     yield "learning rate", _learning_rate(view)
     norm = None if latest is None else latest.grad_norm
     yield "gradient norm", DASH if norm is None else format_short(norm)
