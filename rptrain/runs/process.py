@@ -4,6 +4,7 @@ import os
 import re
 import socket
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -75,5 +76,6 @@ def _birth(pid: int) -> str | None:
     return f"{_boot_id()}/{fields[19]}"
 
 
+@cache
 def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

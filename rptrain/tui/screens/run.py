@@ -159,9 +159,11 @@ class RunScreen(Screen[None]):
         self.query_one(LogPanel).turn_to("log" if view.log and known[1] != FAILED else "output")
         self.refresh_bindings()
         self._show()
-        whole = None if view.whole else asyncio.ensure_future(asyncio.to_thread(RunView, self.path))
+        sampled, whole = not view.whole, None
         while True:
             await asyncio.sleep(self._pause)
+            if sampled:  # it is on the screen before a thread reads all
+                sampled, whole = False, asyncio.ensure_future(asyncio.to_thread(RunView, self.path))
             if whole is not None and whole.done():
                 view, whole = whole.result(), None
                 self._view = view
