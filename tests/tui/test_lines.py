@@ -5,6 +5,7 @@ from math import inf, nan
 
 from textual.content import Content
 from textual.strip import Strip
+from textual.visual import Visual
 
 from rptrain.tui.widgets.line_widget import LineWidget
 from rptrain.tui.widgets.plot import Curve, Plot
@@ -56,6 +57,29 @@ async def test_what_changed_is_drawn_again_and_nothing_else():
         poem.rows[0] = ("a\x1b[2J\tb\n", "red")
         assert await drawn() == [0]
         assert screen_text(app).splitlines()[0] == "a␛[2J␉b␊"
+
+
+@driven
+async def test_a_line_has_the_styles_that_textual_gives_it_in_each_theme():
+    poem = Poem()
+    app = Page(poem)
+    lines = [Content.assemble(("one", "bold $primary"), " two ", ("三", "$error"), "four"), Content("five six seven")]
+
+    def expected(line: Content) -> Strip:
+        return Visual.to_strips(poem, line, poem.size.width, 1, poem.visual_style)[0]
+
+    def styles(strip: Strip) -> list[tuple[str, object, object, bool | None]]:
+        parts = [(part.text, part.style) for part in strip if part.style is not None and part.text]
+        return [(text, style.color, style.bgcolor, style.bold) for text, style in parts]
+
+    async with app.run_test(size=(40, 4)) as pilot:
+        for theme in ("textual-dark", "textual-light"):
+            app.theme = theme
+            poem.lines = lambda: iter(lines)
+            poem.redraw()
+            await settled(pilot)
+            for y, line in enumerate(lines):
+                assert styles(poem.render_line(y)) == styles(expected(line))
 
 
 @driven
