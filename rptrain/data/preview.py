@@ -184,8 +184,9 @@ def show(found: Preview, console: Console) -> None:
 def _counts(found: Preview) -> list[str]:
     share, padding = found.supervised / found.tokens, format_percent(found.padding)
     lines = [
-        f"{found.samples_read:,} samples, {found.tokens:,} tokens in {found.rows:,} sequences of {found.length:,}; "
-        f"{found.steps_per_epoch:,} steps per epoch",
+        f"{counted(found.samples_read, 'sample')}, {counted(found.tokens, 'token')} in "
+        f"{counted(found.rows, 'sequence')} of {found.length:,}; "
+        f"{counted(found.steps_per_epoch, 'step')} per epoch",
         f"{format_percent(share)} of the tokens are supervised; the sequences are {padding} padding",
     ]
     trimmed = (found.cut, found.cut_tokens, found.divided, found.dropped, found.dropped_tokens)

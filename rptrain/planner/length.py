@@ -8,7 +8,7 @@ from typing import Any, Self
 from rptrain.config.schema import Config
 from rptrain.data.amount import Amount
 from rptrain.utils.text import counted
-from rptrain.utils.units import format_duration, format_epochs, format_percent
+from rptrain.utils.units import format_about, format_duration, format_epochs, format_percent
 
 MANY_EPOCHS = 50  # passes over the data that are probably not meant
 FEW_STEPS = 10  # fewer, if the amount of data sets them, are probably not meant
@@ -95,6 +95,12 @@ def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
             f"the run has only {counted(length.steps, 'step')}, in which a model learns little: lower "
             f"train.global_batch_size,{shorter} or raise train.num_epochs{_enough(length)}"
         )
+    batch = config.train.global_batch_size
+    if length.exact and length.steps_per_epoch == 1 and length.samples is not None and length.samples < batch:
+        yield (
+            f"the data has only {counted(length.samples, 'sample')}, fewer than a batch of train.global_batch_size = "
+            f"{batch:,}: the rest of each batch is padding"
+        )
     if length.shorter and not config.data.packing and length.filled is not None and length.longest is not None:
         yield (
             f"{format_percent(1 - length.filled)} of the sequences is padding: the longest sample has "
@@ -121,7 +127,8 @@ def sentences(config: Config, length: RunLength) -> Iterator[str]:
     steps = f"{_number(length.steps, exact or length.fixed)} {unit} of {config.train.global_batch_size:,} sequences"
     if length.epochs is not None and length.samples is not None:
         epochs = f"{'' if exact or not length.fixed else 'about '}{format_epochs(length.epochs)}"
-        steps += f": {epochs} of {_number(length.samples, exact)} samples"
+        unit = "sample" if length.samples == 1 else "samples"
+        steps += f": {epochs} of {_number(length.samples, exact)} {unit}"
     yield steps[0].upper() + steps[1:]
     parts = [] if length.tokens is None else [f"{_number(length.tokens, exact)} tokens without padding"]
     parts += [] if length.seconds is None else [_duration(length)]
@@ -131,11 +138,11 @@ def sentences(config: Config, length: RunLength) -> Iterator[str]:
 
 
 def _duration(length: RunLength) -> str:
-    planned = format_duration(length.seconds)
+    assert length.seconds is not None
     if length.measured_seconds is None:
-        return f"about {planned} in total"
-    measured = format_duration(length.measured_seconds)
-    return f"about {measured} in total at the speed measured in the run {length.measured_in} (planned: {planned})"
+        return f"{format_about(length.seconds)} in total"
+    measured, planned = format_about(length.measured_seconds), format_duration(length.seconds)
+    return f"{measured} in total at the speed measured in the run {length.measured_in} (planned: {planned})"
 
 
 def _number(count: int, exact: bool) -> str:

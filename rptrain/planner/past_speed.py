@@ -11,6 +11,7 @@ from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RunView
 from rptrain.utils.errors import UserError
 
+LEAST_STEPS = 8  # of a run whose speed is shown: its first steps are slower
 RUNS = 50  # the newest runs of a folder, which are looked at
 _SAME_SPEED = {  # settings, by section, that do not change the time of a step
     "model": set[str](),
@@ -31,7 +32,7 @@ class PastSpeed:
 def past_speed(config: Config, devices: tuple[str, ...]) -> PastSpeed | None:
     """The speed of the newest run in `save.output_dir` with these settings, on these devices of this machine.
 
-    `config` is without "auto". None if no run has them, or if it ended before it measured a speed.
+    `config` is without "auto". None if no run has them and LEAST_STEPS or more steps.
     """
     wanted = _settings(config)
     for run in _newest(Path(config.save.output_dir)):
@@ -42,7 +43,8 @@ def past_speed(config: Config, devices: tuple[str, ...]) -> PastSpeed | None:
         except (UserError, OSError):  # a run that is damaged, or was just deleted
             continue
         here = view.process is not None and view.process.here and view.process_count == 1
-        if here and tuple(view.devices) == devices and (speed := view.tokens_per_second):
+        long = view.step >= LEAST_STEPS
+        if here and long and tuple(view.devices) == devices and (speed := view.tokens_per_second):
             return PastSpeed(run.name, speed)
     return None
 

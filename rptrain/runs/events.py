@@ -284,7 +284,8 @@ class Stopped(Event):
     by: str
 
     def sentence(self) -> str:
-        return f"stopped after step {self.step}" if self.step else "stopped before the first checkpoint"
+        saved = f"stopped; the last checkpoint is of step {self.step}"
+        return saved if self.step else "stopped before the first checkpoint"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from rptrain.runs.events import Event, LossDiffers, LossesRepeated
 from rptrain.runs.series import Steps
 
 
-class Repeats:
+class RepeatedSteps:
     """Emits whether the losses of steps after `done` are those in the earlier records: once all of them are, or at the
     first one that differs. Steps without an earlier record do not count.
     """

@@ -33,7 +33,7 @@ from rptrain.train.job import Job
 from rptrain.train.lr import learning_rate
 from rptrain.train.nonfinite import RESTART_ADVICE, SkippedSteps
 from rptrain.train.progress import ProgressDisplay, closing_lines, record
-from rptrain.train.repeats import Repeats
+from rptrain.train.repeats import RepeatedSteps
 from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile
 from rptrain.train.resume import restore
 from rptrain.train.save import Saver, checkpoint_meta
@@ -86,7 +86,7 @@ class Trainer:
         self._running: _RunningStep | None = None  # the newest step, until it is reported
         self._next = 0  # steps that were submitted
         self._trained, self._earlier = begun.earlier.trained, begun.earlier.steps
-        self._repeats = Repeats(self._earlier, begun.job.total_steps, self._emit)
+        self._repeats = RepeatedSteps(self._earlier, begun.job.total_steps, self._emit)
         self._clock = Clock()
         self._throughput = Throughput(self._clock)
         self._step_times = StepTimes(COMPARED)
@@ -400,7 +400,7 @@ class Trainer:
         self._emit(events.Resumed(state["step"], str(checkpoint)))
         meta = state["meta"]
         self._done, self._applied = state["step"], meta["applied"]
-        self._repeats = Repeats(self._earlier, self._done, self._emit)
+        self._repeats = RepeatedSteps(self._earlier, self._done, self._emit)
         if (kept := meta.get("validation")) is not None:
             self._early_stopping = replace(self._early_stopping, best=kept["best"], bad=kept["bad"])
         if (scale := meta.get("loss_scale")) is not None:

@@ -16,7 +16,7 @@ from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen, Screen
 
 from rptrain.tui.context import Context
-from rptrain.tui.messages import BeginWith, Correct, OpenChat, OpenRun, RunEnded
+from rptrain.tui.messages import BeginWith, Correct, OpenChat, OpenRun, RunEnded, TakeBack
 from rptrain.tui.screens.chat import ChatScreen
 from rptrain.tui.screens.confirm import Confirm
 from rptrain.tui.screens.data import DataBrowser
@@ -151,6 +151,12 @@ class RptrainApp(App[None]):
             return
         self._shown_until[message] = now + (self.NOTIFICATION_TIMEOUT if timeout is None else timeout)
         super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
+
+    def on_take_back(self, message: TakeBack) -> None:
+        self._shown_until.pop(message.notice, None)
+        for notice in [*self._notifications]:
+            if notice.message == message.notice:
+                self._unnotify(notice)
 
     async def action_quit(self) -> None:
         """Quits; asks first if there are unsaved edits."""

@@ -33,6 +33,13 @@ class RunEnded(Message):
 
 
 @dataclass
+class TakeBack(Message):
+    """Remove a notice that does not apply any more."""
+
+    notice: str
+
+
+@dataclass
 class BeginWith(Message):
     """Start a new run with the settings of an earlier one."""
 

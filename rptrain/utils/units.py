@@ -72,6 +72,11 @@ def format_duration(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
 
 
+def format_about(seconds: float) -> str:
+    """An estimated duration such as "about 42 s" or "less than 1 s"."""
+    return "less than 1 s" if seconds < 0.5 else f"about {format_duration(seconds)}"
+
+
 def format_seconds(seconds: float) -> str:
     """A measured time such as "2.50 µs", "1.39 ms" or "2.05 s"."""
     if not isfinite(seconds) or seconds >= 99.95:

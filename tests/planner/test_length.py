@@ -54,6 +54,11 @@ def config(warmup: float = 0.0, **train: Any) -> Config:
         ({"max_steps": 5}, None, ["5 steps of 16 sequences", "About 10 s in total"]),
         ({"max_steps": 1}, None, ["1 step of 16 sequences", "About 2 s in total"]),
         (
+            {"num_epochs": 30},
+            replace(DATA, samples=1, sequences=1, filled=0.01, steps_per_epoch=1),
+            ["30 steps of 16 sequences: 30 epochs of 1 sample", "480 tokens without padding; about 1 m 00 s in total"],
+        ),
+        (
             {"num_epochs": 1},
             DATA,
             [
@@ -67,7 +72,8 @@ def test_in_words(train: dict[str, Any], amount: Amount | None, lines: list[str]
     settings = config(**train)
     found = length_of(settings, amount, 2.0)
     assert found is not None and list(sentences(settings, found)) == lines
-    assert found.sequences == 16 * found.steps == 16 * total_steps(settings, 20)
+    steps_per_epoch = 20 if amount is None else amount.steps_per_epoch
+    assert found.sequences == 16 * found.steps == 16 * total_steps(settings, steps_per_epoch)
 
 
 def test_the_time_at_a_measured_speed() -> None:
@@ -78,6 +84,15 @@ def test_the_time_at_a_measured_speed() -> None:
     assert list(sentences(settings, found))[1] == (
         "About 2 m 00 s in total at the speed measured in the run old (planned: 15 s)"
     )
+
+
+def test_data_that_fills_no_batch() -> None:
+    settings = config()
+    tiny = replace(DATA, samples=3, sequences=2, steps_per_epoch=1)
+    full = replace(DATA, samples=17, sequences=17, steps_per_epoch=2)
+    said = ["\n".join(warnings_of(settings, found)) for a in (tiny, full) if (found := length_of(settings, a, None))]
+    assert "only 3 samples, fewer than a batch of train.global_batch_size = 16: the rest of each batch is" in said[0]
+    assert "fewer than a batch" not in said[1]
 
 
 def test_what_is_unknown() -> None:

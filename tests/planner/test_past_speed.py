@@ -28,7 +28,7 @@ def settings(folder: Path, **sections: Any) -> Config:
 def test_the_newest_run_with_the_same_settings_on_the_same_devices(tmp_path: Path):
     make_run(tmp_path, "old", devices=2, end="finished", alive=False)
     make_run(tmp_path, "other", devices=2, end="finished", alive=False, model="qwen3-1.7b")
-    make_run(tmp_path, "short", devices=2, steps=0)
+    make_run(tmp_path, "short", devices=2, steps=7)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.toml").write_text("[")
     found = past_speed(settings(tmp_path, train={"max_steps": 7}, optim={"learning_rate": 1e-3}), DEVICES)

@@ -7,7 +7,7 @@ import pytest
 
 from rptrain.runs.events import Event, LossDiffers, LossesRepeated
 from rptrain.runs.series import Steps
-from rptrain.train.repeats import Repeats
+from rptrain.train.repeats import RepeatedSteps
 
 EXPECTED = "This is expected if a setting or the kind of GPU was changed"
 
@@ -22,7 +22,7 @@ def recorded(losses: Mapping[int, float | None]) -> Steps:
 
 def emitted(earlier: Mapping[int, float | None], done: int, again: Mapping[int, float]) -> list[str | None]:
     events: list[Event] = []
-    repeats = Repeats(recorded(earlier), done, events.append)
+    repeats = RepeatedSteps(recorded(earlier), done, events.append)
     for step, loss in again.items():
         repeats.add(step, loss)
     assert all(isinstance(event, LossesRepeated | LossDiffers) for event in events)

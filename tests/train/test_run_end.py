@@ -67,7 +67,7 @@ def test_an_end_before_or_after_the_steps_is_recorded(tmp_path, monkeypatch, pla
     told = tools.invoke("--config", tmp_path / "run.toml")
     saved = 6 if place == "trainer.export_store" else 0
     if isinstance(error, KeyboardInterrupt):
-        sentence = f"stopped after step {saved}" if saved else "stopped before the first checkpoint"
+        sentence = "stopped; the last checkpoint is of step 6" if saved else "stopped before the first checkpoint"
         assert (told.exit_code, last(tmp_path)) == (130, ("stopped", sentence))
         resume = "checkpoint-6 is complete: resume from it with: rptrain --config " if saved else "start again"
         assert resume in told.stdout.splitlines()[-1]
@@ -87,7 +87,7 @@ def test_an_interrupt_in_the_final_evaluation_loses_no_model(tmp_path, monkeypat
         patch.setattr(rptrain.train.trainer.Trainer, "_ask_questions", interrupt)
         with pytest.raises(KeyboardInterrupt):
             tools.train_here(tmp_path)
-    assert last(tmp_path) == ("stopped", "stopped after step 6")
+    assert last(tmp_path) == ("stopped", "stopped; the last checkpoint is of step 6")
     resumed = tools.train_here(tmp_path)
     assert last(tmp_path) == ("finished", "finished after 6 steps") and (resumed.model_path / "config.json").is_file()
 

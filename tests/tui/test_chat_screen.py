@@ -107,6 +107,7 @@ async def test_a_message_waits_for_the_model(make: Made, run: Path):
         await type_over(pilot, "three", "#message")
         await press_until(pilot, "enter", lambda: "a message waits for the model already" in notified(app))
         await press_until(pilot, "ctrl+n", lambda: "one two" not in screen_text(app) and message.value == "")
+        await until(pilot, lambda: not notified(app))
         await press_until(pilot, "up", lambda: message.value == "")
         await say(pilot, "four", "> four\n waits for the model")
         await press_until(pilot, "up", lambda: message.value == "four" and "waits" not in screen_text(app))

@@ -130,6 +130,8 @@ async def test_a_run_without_a_checkpoint_is_begun_again(make: Made, tmp_path: P
         app = pilot.app
         await until(pilot, lambda: "✗ EngineError: cuda:1 fell off the bus" in screen_text(app))
         assert "not saved: 20 steps lost · n begins a new run" in screen_text(app)
+        bound = {active.binding.action for active in app.screen.active_bindings.values()}
+        assert "replay" in bound and not bound & {"export", "resume", "chat"}
         await press_until(pilot, "v", lambda: not app.screen.query_one(Banner).display)
         await press_until(pilot, "escape", lambda: app.screen.query_one(Banner).display)
         await pilot.press("n")

@@ -16,6 +16,7 @@ from textual.screen import Screen
 from textual.widgets import Input, Label, Static
 
 from rptrain.tui.context import Context
+from rptrain.tui.messages import TakeBack
 from rptrain.tui.screens.closing import until_closed
 from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.pick import Pick, PickLine
@@ -40,6 +41,7 @@ PLACEMENTS = {
     "cpu": "computed on the CPU",
 }
 HISTORY = "earlier messages are included; ctrl+n starts a new conversation"
+WAITS = "a message waits for the model already; up takes it back"
 HINTS = {
     "loading": "the model is loading; your message is sent after that",
     "idle": "your message",
@@ -258,7 +260,7 @@ class ChatScreen(Screen[None]):
         if not said:
             return
         if self._session.waiting:
-            self.notify("a message waits for the model already; up takes it back")
+            self.notify(WAITS)
             return
         if self._session.state == "ended" or (self._session.state == "answering" and self._session.turns):
             self.notify(HINTS[self._session.state])
@@ -312,6 +314,7 @@ class ChatScreen(Screen[None]):
     def action_reset(self) -> None:
         self.query_one("#message", Input).clear()
         self._session.reset()
+        self.post_message(TakeBack(WAITS))
         self._note()
 
     @work

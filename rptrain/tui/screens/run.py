@@ -55,6 +55,7 @@ EMPTY = {
     "exporting": "the model is being written",
 }
 OF_FOLDER = ("export", "resume", "begin", "chat", "replay")  # actions that read the run's folder
+OF_CHECKPOINT = ("export", "resume", "chat")  # actions that read a checkpoint
 FAILED = "failed to start"
 STARTING = {True: "the trainer is starting", False: "training failed to start: see below"}
 
@@ -327,6 +328,8 @@ class RunScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         ended = self._view is not None and self._view.ended
         if self._ending is not None and self._ending.gone and action in OF_FOLDER:
+            return False
+        if self._ending is not None and not self._ending.saved and action in OF_CHECKPOINT:
             return False
         if self._replay is not None:
             if action in ("pause", "go_on"):

@@ -20,7 +20,7 @@ from rptrain.utils.files import open_regular
 from rptrain.utils.paths import inside
 from rptrain.utils.units import format_duration
 
-SHOWN_IN = 30.0  # seconds that a replay takes at its first speed, or more
+SHOWN_IN = 30.0  # seconds that a replay of the training takes at its first speed, or less
 SLOWEST, FASTEST = 1, 1 << 16
 GAP = 3.0  # seconds on the screen without records before a process starts, from which they are skipped
 Record = tuple[float, int, Any]  # time, rank of the process, and a snapshot, the JSON object of an event or a LogLine
@@ -37,9 +37,10 @@ class Replay:
         self._records = merge(*(_records(*found) for found in folders.items()), key=lambda record: record[0])
         self._next = next(self._records, None)
         self._clock = self.began = self._next[0] if self._next else 0.0
-        self.end = RunView(run, large=SKIMMED).last_event or self._clock
+        ended = RunView(run, large=SKIMMED)
+        self.end = ended.last_event or self._clock
         self.speed = SLOWEST
-        while self.speed * SHOWN_IN < self.end - self._clock and self.speed < FASTEST:
+        while self.speed * SHOWN_IN < ended.trained and self.speed < FASTEST:
             self.speed *= 2
 
     @property

@@ -14,6 +14,7 @@ from rptrain.tui.services.setting_text import with_labels
 from rptrain.tui.widgets.bars import bar
 from rptrain.utils.text import as_message
 from rptrain.utils.units import (
+    format_about,
     format_bytes,
     format_count,
     format_duration,
@@ -130,8 +131,8 @@ class PlanPanel(Widget):
         if (seconds := length["seconds"]) is not None:
             measured = length["measured_seconds"]
             source = "" if measured is None else f" as measured (planned: {format_duration(seconds)})"
-            total = format_duration(seconds if measured is None else measured)
-            yield Content.assemble((f"about {total}", "bold"), (f" in total{source}", "$muted"))
+            total = format_about(seconds if measured is None else measured)
+            yield Content.assemble((total, "bold"), (f" in total{source}", "$muted"))
 
     @staticmethod
     def _machine(report: Mapping[str, Any]) -> str:
