@@ -11,6 +11,7 @@ from textual.events import MouseScrollDown
 from textual.widgets import Button
 from textual.widgets._toast import Toast
 
+from rptrain.checkpoint.atomic_dir import MANIFEST
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.view import RunView
 from rptrain.runs.view_values import Checkpoint
@@ -208,6 +209,9 @@ async def test_commands_are_files_and_stopping_is_asked_twice(make: Made, tmp_pa
 @driven
 async def test_a_run_that_ended_is_not_commanded_but_resumed(make: Made, tmp_path: Path, monkeypatch):
     run = make_run(tmp_path / "runs", end="failed")
+    saved = run / "checkpoints" / "checkpoint-15"
+    saved.mkdir()
+    (saved / MANIFEST).touch()
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", 'echo "$@" > said', "trainer"))
     async with make(attach=run).run_test(size=(80, 24)) as pilot:
         await opened(pilot)
@@ -550,6 +554,9 @@ async def test_how_a_run_ended(make: Made, tmp_path: Path, state: str):
 @driven
 async def test_a_run_whose_process_is_gone_is_dead(make: Made, tmp_path: Path):
     run = make_run(tmp_path / "runs", steps=20, alive=False)
+    saved = run / "checkpoints" / "checkpoint-15"
+    saved.mkdir()
+    (saved / MANIFEST).touch()
     async with make(attach=run).run_test(size=(80, 24)) as pilot:
         await opened(pilot)
         await until(pilot, lambda: "r resume" in screen_text(pilot.app))
