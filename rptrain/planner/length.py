@@ -96,7 +96,14 @@ def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
             f"train.global_batch_size,{shorter} or raise train.num_epochs{_enough(length)}"
         )
     batch = config.train.global_batch_size
-    if length.exact and length.steps_per_epoch == 1 and length.samples is not None and length.samples < batch:
+    divided = config.data.overlong == "split"  # a sample may be several sequences
+    if (
+        length.exact
+        and length.steps_per_epoch == 1
+        and length.samples is not None
+        and length.samples < batch
+        and not divided
+    ):
         yield (
             f"the data has only {counted(length.samples, 'sample')}, fewer than a batch of train.global_batch_size = "
             f"{batch:,}: the rest of each batch is padding"

@@ -74,7 +74,7 @@ def format_duration(seconds: float | None) -> str:
 
 def format_about(seconds: float) -> str:
     """An estimated duration such as "about 42 s" or "less than 1 s"."""
-    return "less than 1 s" if seconds < 0.5 else f"about {format_duration(seconds)}"
+    return "less than 1 s" if seconds < 1 else f"about {format_duration(seconds)}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -17,7 +17,7 @@ from rptrain.utils import units
         (units.format_bytes, (1023, 1023.9 * 2**20, 1023.4 * 2**20), "1023 B|1.00 GiB|1023 MiB"),
         (units.format_bytes, (9.996 * 2**30, 99.94 * 2**30, 99.96 * 2**30), "10.0 GiB|99.9 GiB|100 GiB"),
         (units.format_count, (12, 407_000, 8.03e9, 99_960, 999_600), "12|407 k|8.0 B|100 k|1.0 M"),
-        (units.format_about, (0.4, 0.5, 65), "less than 1 s|about 0 s|about 1 m 05 s"),
+        (units.format_about, (0.4, 0.99, 1.2, 65), "less than 1 s|less than 1 s|about 1 s|about 1 m 05 s"),
         (units.format_duration, (5, 65, 7500, 2e5, None), "5 s|1 m 05 s|2 h 05 m|2 d 07 h|–"),
         (units.format_seconds, (0.00139, 0.9996, 2.054, 99.96, 125), "1.39 ms|1.00 s|2.05 s|1 m 40 s|2 m 05 s"),
         (units.format_seconds, (2.5e-6, 9.994e-4, 9.996e-4), "2.50 µs|999 µs|1.00 ms"),
