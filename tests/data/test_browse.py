@@ -56,6 +56,12 @@ def test_rows_with_problems_alone(rows: Path) -> None:
     assert short.counts == (("bad", 1),)
 
 
+def test_a_row_without_a_supervised_token(rows: Path) -> None:
+    rows.write_text(json.dumps({"messages": [{"role": "user", "content": "abc"}]}) + f"\n{chat('cba')}\n")
+    first, second = browse.page(config_of(rows), 0, 0, 9, False).rows
+    assert first.problem == "left out: no supervised token" and first.tokens and not second.problem
+
+
 def test_several_sets_and_large_files(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text(f"{chat('cba')}\n" * 500)

@@ -81,6 +81,14 @@ async def test_an_empty_folder_begins_with_the_example(make: Made, helper: Scrip
 
 
 @driven
+async def test_max_steps_decides_in_place_of_the_epochs(make: Made):
+    async with make().run_test(size=(120, 50)) as pilot:
+        await until(pilot, lambda: "max steps decides" in screen_text(pilot.app))
+        await type_over(pilot, "", "#train-max_steps")
+        await until(pilot, lambda: "max steps decides" not in screen_text(pilot.app))
+
+
+@driven
 async def test_the_plan_follows_what_is_typed(make: Made, helper: Scripted):
     async with make().run_test(size=(120, 36)) as pilot:
         await ready(pilot)
