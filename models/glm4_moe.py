@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7: experts chosen by corrected sigmoids beside a shared one, behind a few dense layers."""
+"""GLM-4.5 to 4.7: a few dense layers, then a sigmoid router with a correction bias, and a shared expert."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,7 +57,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
         routing = {"experts": experts, "active": active, "scoring": scoring, "groups": groups, "wide_router": True}
         sizes |= {"intermediate": intermediate, "shared": shared}
         blocks.append(MoEBlock(**sizes, **options, **routing))
-    # the layers behind the last one, which predict further tokens, are not trained
+    # the layers for multi-token prediction (MTP), which follow the last one, are not trained
     carried = tuple(f"model.layers.{shape.layers + number}.*" for number in range(extra))
     return decoder.model(ARCHITECTURE, config, shape, units, blocks, frozen=frozen, carried=carried)
 

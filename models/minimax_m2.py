@@ -1,4 +1,4 @@
-"""MiniMax-M2: experts chosen by corrected sigmoids, norms over all heads, and partly rotated heads."""
+"""MiniMax-M2: a sigmoid router with a correction bias, norms over all heads, and partial rotary embeddings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,6 +36,10 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     if filled.get("rotary_dim") is not None and "partial_rotary_factor" not in filled:
         size = read_number(filled, "head_dim", [])  # `read_shape` reports the problem
         filled["partial_rotary_factor"] = read_number(filled, "rotary_dim", found) / size
+    kinds = filled.get("attn_type_list")
+    if kinds is not None and not (isinstance(kinds, list) and all(kind == 1 for kind in kinds)):
+        found.append("attn_type_list must be a list of 1 for each layer: linear attention is not supported")
+    extra = read_number(filled, "num_mtp_modules", found, 0, least=0)
     shape = read_shape(filled, unsupported=found, partial=True)
 
     routing = {"experts": experts, "active": active, "scoring": Scoring(over_chosen=True, sigmoid=True)}
@@ -50,6 +54,8 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
             index: decoder.correction_unit(index, f"{_mixture(index)}.e_score_correction_bias", experts)
             for index in layers
         },
+        # the layers for multi-token prediction (MTP), which follow the last one, are not trained
+        carried=tuple(f"model.layers.{shape.layers + number}.*" for number in range(extra)),
     )
 
 

@@ -1,4 +1,4 @@
-"""OLMo 3: norms behind attention and MLP, norms over all queries and all keys of a token, windows in most layers.
+"""OLMo 3: post-norms after attention and MLP, norms over all queries and all keys of a token, windows in most layers.
 
 Layers with a window and layers without one may have rotary positions of their own.
 """

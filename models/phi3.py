@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: Llama's block with fused projections in checkpoints, and maybe partly rotated heads."""
+"""Phi-3 and Phi-4: Llama's block with fused projections in checkpoints, and optional partial rotary embeddings."""
 
 from collections.abc import Mapping
 from typing import Any

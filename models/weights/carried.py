@@ -32,12 +32,10 @@ class Carried:
     def check(self, found: Mapping[str, Stored]) -> None:
         """UserError if a tensor is missing among these, or if its bytes are others than when the run began."""
         if missing := [name for name in self.sha256 if name not in found]:
-            raise UserError(f"{missing[0]} is missing, which the run's model began with: restore the model's files")
+            raise UserError(f"{missing[0]} is missing, but was there when the run started: restore the model's files")
         for name, digest in hashes({name: found[name] for name in self.sha256}).items():
             if digest != self.sha256[name]:
-                raise UserError(
-                    f"{found[name].file}: {name} is not the tensor that the run's model began with: restore its files"
-                )
+                raise UserError(f"{found[name].file}: {name} changed since the run started: restore the model's files")
 
 
 NOTHING = Carried()

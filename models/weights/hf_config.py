@@ -25,6 +25,7 @@ LIMITS: Mapping[str | type, float] = {
     "n_routed_experts": 4096,
     "n_shared_experts": 4096,
     "num_nextn_predict_layers": 1_000,
+    "num_mtp_modules": 1_000,
     int: 1 << 30,  # of every other key
     float: rope.LARGEST,
 }

@@ -60,10 +60,8 @@ def check(meta: Mapping[str, Any], found: Mapping[str, str], kind: str = "sha256
     """UserError if hashes of units, or of `carried` tensors, differ from those in the meta of a checkpoint."""
     for name, digest in found.items():
         if meta["frozen"].get(kind, {}).get(name) != digest:
-            raise UserError(
-                f"the frozen weights of {name} are not those that the run was trained with: restore the files in "
-                f"{meta['model_dir']}"
-            )
+            what = f"the frozen weights of {name}" if kind == "sha256" else f"the tensor {name}"
+            raise UserError(f"{what} changed since the run started: restore the files in {meta['model_dir']}")
 
 
 def check_base(checkpoint: Path, meta: Mapping[str, Any]) -> None:

@@ -58,6 +58,18 @@ MINISTRAL3 = CONFIG | {
     "architectures": ["Ministral3ForCausalLM"],
     "rope_parameters": {"rope_theta": 1e4, "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.5},
 }
+GRANITE = CONFIG | {  # and the four below: not for the plain loop
+    "architectures": ["GraniteForCausalLM"],
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 1.7,
+    "tie_word_embeddings": True,
+}
+OLMO3 = CONFIG | {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 4}
+PHI3 = CONFIG | {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5}
+SEED_OSS = CONFIG | {"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_out_bias": True}
+SMOLLM3 = CONFIG | {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 2, "tie_word_embeddings": True}
 MINIMAX_M2 = CONFIG | {
     "architectures": ["MiniMaxM2ForCausalLM"],
     "num_local_experts": 5,

@@ -76,8 +76,25 @@ def test_scales_rotations_as_yarn_asks():
         long(plain.GLM4_MOE, 2),
         long(plain.MINIMAX_M2, 2),
         long(plain.MINISTRAL3, 2),
+        long(plain.GRANITE, 2),
+        long(plain.OLMO3, 2),
+        long(plain.PHI3, 2),
+        long(plain.SEED_OSS, 2),
+        long(plain.SMOLLM3, 2),
     ],
-    ids=["llama", "qwen3-moe", "gpt-oss-aux", "glm4-moe", "minimax-m2", "ministral3"],
+    ids=[
+        "llama",
+        "qwen3-moe",
+        "gpt-oss-aux",
+        "glm4-moe",
+        "minimax-m2",
+        "ministral3",
+        "granite",
+        "olmo3",
+        "phi3",
+        "seed-oss",
+        "smollm3",
+    ],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])

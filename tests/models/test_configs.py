@@ -172,6 +172,14 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
     assert rope.tables(torch.ones(1), positions)[0].dtype == torch.float32
 
 
+@pytest.mark.parametrize("config", [{**GLM, "num_nextn_predict_layers": 2}, {**MINIMAX, "num_mtp_modules": 2}])
+def test_layers_for_multi_token_prediction_are_carried(config) -> None:
+    spec = registry.build(config)
+    layers = config["num_hidden_layers"]
+    carried = [index for index in range(9) if spec.carries(f"model.layers.{index}.eh_proj.weight")]
+    assert carried == [layers, layers + 1]
+
+
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
@@ -254,6 +262,7 @@ def test_rope_tables_are_of_the_asked_precision() -> None:
         ({**CONFIG, "hidden_size": 2056}, "head_dim is at most 512, not 514"),
         ({**CONFIG, "architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported; supported are"),
         ({**CONFIG, "model_type": "granite"}, "names LlamaForCausalLM, but model_type 'granite' is that of Granite"),
+        ({**MINIMAX, "attn_type_list": [1, 0]}, "attn_type_list must be a list of 1"),
         ({"model_type": "gemma"}, "'gemma'"),
         ({}, "no architecture named"),
     ],

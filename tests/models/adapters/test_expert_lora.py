@@ -8,6 +8,7 @@ import torch
 from rptrain.models.adapters.lora import LoRA, adapted, merged, target_names, with_lora, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
+from tests.cases import long
 from tests.models.adapters.test_lora import IDS, LABELS, assert_like_peft, batch, fresh_lora, in_ours, in_peft
 from tests.models.conftest import Native
 from tests.models.layers.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
@@ -24,7 +25,9 @@ settings = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 ARCHITECTURES = pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
 
 
-@pytest.mark.parametrize("checkpoint", ["qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"], indirect=True)
+@pytest.mark.parametrize(
+    "checkpoint", ["qwen3-moe", "qwen3-moe-some-dense", "gpt-oss", long("minimax-m2")], indirect=True
+)
 @settings
 def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, native, micro_batch) -> None:
     model, directory = checkpoint

@@ -11,12 +11,14 @@ from rptrain.kernels.reference.dense import wide
 from rptrain.models.adapters.lora import ENDS, LoRA, adapted, set_magnitudes, target_names, with_lora
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
+from tests.cases import long
 from tests.models.conftest import Native
 from tests.models.layers.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
 
 IDS, LABELS = torch.arange(22) * 7 % 61, torch.arange(22) * 11 % 61
 MODELS = ["llama", "llama-tied", "qwen3", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"]
-models = pytest.mark.parametrize("checkpoint", MODELS, indirect=True)
+OTHERS = ["granite-tied", "seed-oss", "smollm3", "olmo3", "phi3-partial", "ministral3", "llama-biases"]
+models = pytest.mark.parametrize("checkpoint", [*MODELS, *map(long, OTHERS)], indirect=True)
 
 
 def in_peft(model, settings: LoRA, targets):
@@ -114,6 +116,9 @@ def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, 
     if model.config.tie_word_embeddings and "lm_head" in settings.modules_to_save:
         settings = replace(settings, modules_to_save=("embed_tokens", "model.norm"))
     base = native(directory)
+    if model.config.model_type == "phi3":  # whose product for queries, keys and values is stored as one
+        fused = {("k_proj", "o_proj"): ("qkv_proj", "o_proj"), r".*\.1\.self_attn\.[qv]_proj": r".*\.1\..*qkv_proj"}
+        settings = replace(settings, target_modules=fused.get(settings.target_modules, settings.target_modules))
     targets = settings.target_modules
     if model.config.model_type == "qwen3_moe":  # for which PEFT reads neither patterns nor "all-linear" so
         targets = target_names(with_lora(base.spec, settings))
