@@ -15,7 +15,6 @@ from rptrain.kernels.batch import Batch
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 4,
@@ -58,7 +57,7 @@ MINISTRAL3 = CONFIG | {
     "architectures": ["Ministral3ForCausalLM"],
     "rope_parameters": {"rope_theta": 1e4, "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.5},
 }
-GRANITE = CONFIG | {  # and the four below: not for the plain loop
+GRANITE = CONFIG | {  # and the families below: not for the plain loop
     "architectures": ["GraniteForCausalLM"],
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
