@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("tmux") is None,
 
 PATIENCE = 240  # seconds for a run of the bundled example on a busy machine
 PROMPT = "Spell backwards: abc"
+NUMBERS = count()
 
 
 class Terminal:
@@ -25,7 +27,7 @@ class Terminal:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._server = f"rptrain-test-{os.getpid()}"
+        self._server = f"rptrain-test-{os.getpid()}-{next(NUMBERS)}"  # a server that is ending takes no session
         self.keys = 0  # pressed since the last `task`
 
     def start(self, *arguments: str) -> None:
