@@ -118,6 +118,8 @@ class RptrainApp(App[None]):
     async def on_run_ended(self, message: RunEnded) -> None:
         """Says how a run ended: by the terminal, and by a note on screens that do not show the run."""
         text, severity = await asyncio.to_thread(outcome, message.path, message.code, message.began)
+        if not self.screen_stack:  # the program is ending
+            return
         self._alert(text)
         if not (isinstance(self.screen, RunScreen) and self.screen.path == message.path):
             self.notify(text, severity=severity, timeout=15)
