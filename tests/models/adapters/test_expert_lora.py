@@ -9,7 +9,16 @@ from rptrain.models.adapters.lora import LoRA, adapted, merged, target_names, wi
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 from tests.cases import long
-from tests.models.adapters.test_lora import IDS, LABELS, assert_like_peft, batch, fresh_lora, in_ours, in_peft
+from tests.models.adapters.test_lora import (
+    IDS,
+    LABELS,
+    assert_like_peft,
+    assert_recomputing_changes_no_bit,
+    batch,
+    fresh_lora,
+    in_ours,
+    in_peft,
+)
 from tests.models.conftest import Native
 from tests.models.layers.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
 
@@ -69,19 +78,7 @@ def test_gradients_against_autograd_in_float64(architecture, fresh, micro_batch)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_saving_and_recomputing_change_no_bit(architecture, dtype, fresh, micro_batch) -> None:
     model = fresh_lora(fresh, dtype, LoRA(r=3, lora_alpha=50, target_parameters=BOTH), architecture)
-    mb = batch(micro_batch, model.spec, dtype)
-    x = model.params[0]["embed"][IDS]
-    for layer in model.spec.layers:
-        p, g = model.of(layer, model.params), model.of(layer, model.grads)
-        y, saved = layer.forward_saved(p, x, mb)
-        assert torch.equal(layer.forward(p, x, mb), y)
-        gradients = []
-        for kept in (saved, layer.recompute(p, x, mb)):
-            for gradient in g.values():
-                gradient.zero_()
-            gradients.append([layer.backward(p, g, kept, y, mb), *(gradient.clone() for gradient in g.values())])
-        assert all(map(torch.equal, *gradients))
-        x = y
+    assert_recomputing_changes_no_bit(model, batch(micro_batch, model.spec, dtype))
 
 
 @ARCHITECTURES

@@ -109,6 +109,23 @@ def assert_like_peft(ours, theirs, trained, mb) -> None:
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=near * size, msg=name)
 
 
+def assert_recomputing_changes_no_bit(model: Native, mb) -> None:
+    """Of outputs and all gradients of each layer: those of what forward saved and of what is recomputed; none is zero."""
+    x = model.params[0]["embed"][IDS]
+    for layer in model.spec.layers:
+        p, g = model.of(layer, model.params), model.of(layer, model.grads)
+        y, saved = layer.forward_saved(p, x, mb)
+        assert torch.equal(layer.forward(p, x, mb), y)
+        gradients = []
+        for kept in (saved, layer.recompute(p, x, mb)):
+            for gradient in g.values():
+                gradient.zero_()
+            gradients.append([layer.backward(p, g, kept, y, mb), *(gradient.clone() for gradient in g.values())])
+        assert all(gradient.any() for gradient in g.values())
+        assert all(map(torch.equal, *gradients))
+        x = y
+
+
 @models
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, native, micro_batch) -> None:

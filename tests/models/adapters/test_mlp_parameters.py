@@ -8,7 +8,15 @@ import torch
 from rptrain.models.adapters.lora import LoRA, adapted, target_names, with_lora
 from rptrain.models.fp8 import with_fp8
 from tests.cases import long
-from tests.models.adapters.test_lora import IDS, LABELS, assert_like_peft, batch, fresh_lora, in_ours, in_peft
+from tests.models.adapters.test_lora import (
+    LABELS,
+    assert_like_peft,
+    assert_recomputing_changes_no_bit,
+    batch,
+    fresh_lora,
+    in_ours,
+    in_peft,
+)
 from tests.models.layers.test_layers import LiveBytes, assert_memory_bounds
 
 GLM = "Glm4MoeForCausalLM"
@@ -64,20 +72,7 @@ def test_a_name_means_the_weights_that_it_ends(fresh) -> None:
 @pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
 def test_saving_and_recomputing_change_no_bit(dtype, fresh, micro_batch) -> None:
     model = fresh_lora(fresh, dtype, EVERYTHING, GLM)
-    mb = batch(micro_batch, model.spec, dtype)
-    x = model.params[0]["embed"][IDS]
-    for layer in model.spec.layers:
-        p, g = model.of(layer, model.params), model.of(layer, model.grads)
-        y, saved = layer.forward_saved(p, x, mb)
-        assert torch.equal(layer.forward(p, x, mb), y)
-        gradients = []
-        for kept in (saved, layer.recompute(p, x, mb)):
-            for gradient in g.values():
-                gradient.zero_()
-            gradients.append([layer.backward(p, g, kept, y, mb), *(gradient.clone() for gradient in g.values())])
-        assert all(gradient.any() for gradient in g.values())
-        assert all(map(torch.equal, *gradients))
-        x = y
+    assert_recomputing_changes_no_bit(model, batch(micro_batch, model.spec, dtype))
 
 
 @pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
