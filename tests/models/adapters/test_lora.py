@@ -110,7 +110,7 @@ def assert_like_peft(ours, theirs, trained, mb) -> None:
 
 
 def assert_recomputing_changes_no_bit(model: Native, mb) -> None:
-    """Of outputs and all gradients of each layer: those of what forward saved and of what is recomputed; none is zero."""
+    """Of outputs and all gradients, none of which is zero: by layer, saved by forward and recomputed."""
     x = model.params[0]["embed"][IDS]
     for layer in model.spec.layers:
         p, g = model.of(layer, model.params), model.of(layer, model.grads)
