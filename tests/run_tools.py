@@ -84,6 +84,16 @@ run_name = "run"
 PATIENCE = 120  # seconds until a test gives up waiting, on a machine that may be busy
 STAGES = "F0-0 F1-2 FB3-3 B1-2 B0-0"  # of the models written here
 
+GLM = {  # changes for a model whose checkpoints may have layers behind the last one
+    "model_type": "glm4_moe",
+    "architectures": ["Glm4MoeForCausalLM"],
+    "tie_word_embeddings": False,
+    "num_hidden_layers": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+}
+
 
 def write_model(folder: Path, **changes: Any) -> Path:
     """A model with random weights, and with the tokenizer and the chat template of the bundled preset."""

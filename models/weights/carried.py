@@ -24,18 +24,23 @@ class Carried:
     def nbytes(self) -> int:
         return sum(prod(stored.shape) * stored.dtype.itemsize for stored in self.tensors.values())
 
-    def read(self) -> Iterator[tuple[str, Tensor]]:
-        """One tensor in memory at a time."""
+    def read(self) -> Iterator[Tensor]:
+        """The tensors, with one in memory at a time. UserError if one changed since the run began."""
         for name, stored in self.tensors.items():
-            yield name, _read(stored)
+            tensor = _read(stored)
+            self._check(name, stored, _digest(tensor))
+            yield tensor
 
     def check(self, found: Mapping[str, Stored]) -> None:
         """UserError if a tensor is missing among these, or if its bytes are others than when the run began."""
         if missing := [name for name in self.sha256 if name not in found]:
             raise UserError(f"{missing[0]} is missing, but was there when the run started: restore the model's files")
         for name, digest in hashes({name: found[name] for name in self.sha256}).items():
-            if digest != self.sha256[name]:
-                raise UserError(f"{found[name].file}: {name} changed since the run started: restore the model's files")
+            self._check(name, found[name], digest)
+
+    def _check(self, name: str, stored: Stored, digest: str) -> None:
+        if digest != self.sha256[name]:
+            raise UserError(f"{stored.file}: {name} changed since the run started: restore the model's files")
 
 
 NOTHING = Carried()
@@ -46,10 +51,14 @@ def hashes(tensors: Mapping[str, Stored]) -> dict[str, str]:
     found: dict[str, str] = {}
 
     def digest(item: tuple[str, Stored]) -> None:
-        found[item[0]] = sha256(as_bytes(_read(item[1]))).hexdigest()
+        found[item[0]] = _digest(_read(item[1]))
 
     in_parallel(digest, tensors.items())
     return {name: found[name] for name in tensors}
+
+
+def _digest(tensor: Tensor) -> str:
+    return sha256(as_bytes(tensor)).hexdigest()
 
 
 def _read(stored: Stored) -> Tensor:

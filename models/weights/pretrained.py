@@ -19,7 +19,7 @@ from rptrain.models.registry import may_tie, read_config
 from rptrain.models.spec import CheckpointPart, ModelShape, ModelSpec, Param
 from rptrain.models.weights import mxfp4, quantized
 from rptrain.models.weights.carried import NOTHING, Carried
-from rptrain.models.weights.safetensors_io import Stored, read, read_header, write
+from rptrain.models.weights.safetensors_io import Stored, check_floats, read, read_header, write
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import Stamp
 from rptrain.utils.files import naming
@@ -110,12 +110,14 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     stamps: dict[Path, Stamp] = {}
     for file in find_files(directory):
         stamps[file] = Stamp.of(file)
-        for stored_name, tensor in read_header(file, packed).items():
+        for stored_name, tensor in read_header(file).items():
             name = spec.module_name(stored_name)
             names[name] = stored_name
             if name in stored:
                 raise UserError(f"{name} is in both {stored[name].file} and {file}: fetch the weights again")
             stored[name] = tensor
+    kept = {name for name in stored if name in packed or spec.carries(name) or _ignored(name, spec)}
+    check_floats({names[name]: tensor for name, tensor in stored.items() if name not in kept})
     stored = _taken_apart(stored, spec)
     wanted: dict[str, tuple[int, ...]] = {}
     for name, place in places.items():
@@ -255,21 +257,21 @@ def save(
     """Saves the model in Hugging Face format, then reads the headers back and checks them.
 
     Writes model.safetensors, or model-0000i-of-0000N.safetensors with an index, and config.json, with one tensor in
-    memory at a time. `carried` tensors are copied in addition. `wrote` is called with the bytes of each tensor. Raises
-    UserError if the directory already has weights.
+    memory at a time. `carried` tensors are copied first, since they may have changed. `wrote` is called with the bytes
+    of each tensor. Raises UserError if the directory already has weights.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     if old := sorted(path.name for path in directory.glob("*.safetensors*")):
         raise UserError(f"{directory} already holds weights ({old[0]}); save to another directory")
     places = _places(spec)
-    entries = {spec.stored_name(key): place.stored(dtype) for key, place in places.items()}
-    entries |= {key: (stored.shape, stored.dtype) for key, stored in carried.tensors.items()}
+    entries = {key: (stored.shape, stored.dtype) for key, stored in carried.tensors.items()}
+    entries |= {spec.stored_name(key): place.stored(dtype) for key, place in places.items()}
     shards = list(_shards(entries, max_shard_bytes))
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     if len(shards) == 1:
         names = [SINGLE]
-    tensors = chain((place.of(view) for place in places.values()), (tensor for _, tensor in carried.read()))
+    tensors = chain(carried.read(), (place.of(view) for place in places.values()))
     for name, shard in zip(names, shards, strict=True):
         write(directory / name, {key: entries[key] for key in shard}, islice(tensors, len(shard)), wrote)
     if len(shards) > 1:

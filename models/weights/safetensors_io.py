@@ -6,7 +6,7 @@ range, and the bytes themselves, without gaps.
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -22,7 +22,22 @@ from rptrain.utils.liveness import progressed
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = FLOATS | {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 INSTEAD = {
@@ -43,11 +58,8 @@ class Stored:
     shape: tuple[int, ...]
 
 
-def read_header(file: Path, packed: Collection[str] = ()) -> dict[str, Stored]:
-    """The tensors of a file by name. Raises UserError if the file is truncated or not a safetensors file.
-
-    Tensors in `packed` may be bytes (U8).
-    """
+def read_header(file: Path) -> dict[str, Stored]:
+    """The tensors of a file by name. Raises UserError if the file is truncated or not a safetensors file."""
     try:
         actual = file.stat().st_size
         with open_regular(file) as stream:
@@ -62,12 +74,9 @@ def read_header(file: Path, packed: Collection[str] = ()) -> dict[str, Stored]:
         raise UserError(f"cannot read {file}: {error.strerror}") from error
     stored, end = {}, 0
     for begin, stop, name, kind, shape in _entries(file, encoded):
-        dtype = torch.uint8 if kind == "U8" and name in packed else DTYPES.get(kind)
+        dtype = DTYPES.get(kind)
         if dtype is None:
-            raise UserError(
-                f"{file}: {name} is stored as {kind}; {', '.join(DTYPES)} can be read, so use the model's "
-                "unquantized weights"
-            )
+            raise _unreadable(file, name, kind)
         if begin != end or stop - begin != prod(shape) * dtype.itemsize:
             raise UserError(f"{file}: the byte range of {name} does not fit its shape; the file is damaged")
         stored[name], end = Stored(file, 8 + length + begin, dtype, shape), stop
@@ -76,6 +85,13 @@ def read_header(file: Path, packed: Collection[str] = ()) -> dict[str, Stored]:
     if 8 + length + end < actual:
         raise UserError(f"{file} is damaged: {8 + length + end} bytes expected, {actual} there")
     return stored
+
+
+def check_floats(tensors: Mapping[str, Stored]) -> None:
+    """Raises UserError if one of these tensors holds integers or quantized numbers."""
+    for name, stored in tensors.items():
+        if stored.dtype not in FLOATS.values():
+            raise _unreadable(stored.file, name, NAMES[stored.dtype])
 
 
 def read_here(stored: Stored, tensor: Tensor) -> None:
@@ -164,6 +180,12 @@ def _entries(file: Path, encoded: bytes) -> list[tuple[int, int, str, str, tuple
         reason = describe(error, with_type=not isinstance(error, ValueError))
         raise UserError(f"{file} is not a safetensors file: its header is malformed: {reason}") from error
     return sorted(entries)
+
+
+def _unreadable(file: Path, name: str, kind: str) -> UserError:
+    return UserError(
+        f"{file}: {name} is stored as {kind}; {', '.join(FLOATS)} can be read, so use the model's unquantized weights"
+    )
 
 
 def _instead(begin: bytes) -> str:

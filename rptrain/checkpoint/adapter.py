@@ -137,7 +137,9 @@ def read(directory: str | Path) -> AdapterFiles:
     if not (directory / WEIGHTS).is_file():
         pickled = "; pickled weights are not read" if any(directory.glob("*.bin")) else ""
         raise UserError(f"{directory} is not a complete adapter: it has no {WEIGHTS}{pickled}")
-    return AdapterFiles(directory, config, safetensors_io.read_header(directory / WEIGHTS))
+    tensors = safetensors_io.read_header(directory / WEIGHTS)
+    safetensors_io.check_floats(tensors)
+    return AdapterFiles(directory, config, tensors)
 
 
 def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:

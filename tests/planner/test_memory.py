@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.resolve import resolve
@@ -348,6 +349,13 @@ def test_the_disk_holds_the_codes_of_a_generation(tmp_path, update):
 def test_the_disk_holds_the_adapter_of_a_tied_embedding_twice(tmp_path):
     tools.write_model(tmp_path / "model", tie_word_embeddings=True)
     _holds_what_was_planned(tmp_path, "lora.r=2", "lora.modules_to_save=['embed_tokens']")
+
+
+def test_the_disk_holds_tensors_that_are_copied(tmp_path):
+    weights = tools.write_model(tmp_path / "model", **tools.GLM) / "model.safetensors"
+    extra = {"model.layers.2.eh_proj.weight": torch.zeros(300, 100), "model.layers.2.steps": torch.zeros(5000).long()}
+    save_file(load_file(weights) | extra, weights, {"format": "pt"})
+    _holds_what_was_planned(tmp_path)
 
 
 def _holds_what_was_planned(tmp_path, *changes):

@@ -7,28 +7,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
+from rptrain.models.weights.safetensors_io import DTYPES, FLOATS, as_bytes
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
 
-GLM = {
-    "model_type": "glm4_moe",
-    "architectures": ["Glm4MoeForCausalLM"],
-    "tie_word_embeddings": False,
-    "num_hidden_layers": 2,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 12,
-}
 EXTRA = {  # of the layer behind the last one
     "model.layers.2.eh_proj.weight": torch.arange(24.0, dtype=torch.bfloat16).view(4, 6),
     "model.layers.2.shared_head.norm.weight": torch.tensor([float("nan"), 1.0, -0.0]),
+    "model.layers.2.steps": torch.tensor(7),
+} | {
+    f"model.layers.2.{name}": torch.tensor([1, 0, 3]).to(dtype) for name, dtype in DTYPES.items() if name not in FLOATS
 }
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    tools.write_model(tmp_path / "model", **GLM)
+    tools.write_model(tmp_path / "model", **tools.GLM)
     weights = tmp_path / "model/model.safetensors"
     save_file(load_file(weights) | EXTRA, weights, {"format": "pt"})
     return tmp_path
@@ -36,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 def carried(directory: Path) -> dict[str, bytes]:
     tensors = {name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    return {name: tensors[name].view(torch.uint8).numpy().tobytes() for name in EXTRA}
+    return {name: bytes(as_bytes(tensors[name])) for name in EXTRA}
 
 
 LORA = ("lora.r=2",)
@@ -69,3 +64,22 @@ def test_a_run_with_other_ones_is_refused(folder) -> None:
     save_file(tensors, weights, {"format": "pt"})
     with pytest.raises(UserError, match=r"eh_proj.weight is missing from .*model"):
         export(run.path, folder / "exported")
+
+
+def test_changed_ones_are_noticed_before_anything_else_is_read(folder, monkeypatch) -> None:
+    run = tools.train_here(folder, "train.max_steps=2")
+    weights = folder / "model/model.safetensors"
+    save_file(load_file(weights) | {"model.layers.2.steps": torch.tensor(8)}, weights, {"format": "pt"})
+    monkeypatch.setattr("rptrain.checkpoint.export._read_flat", None)  # reads the trained weights
+    with pytest.raises(UserError, match=rf"^{weights}: model.layers.2.steps changed since the run started"):
+        export(run.path, folder / "exported", "float32")
+
+
+@pytest.mark.parametrize("dtype", [dtype for name, dtype in DTYPES.items() if name not in FLOATS], ids=str)
+def test_the_models_own_weights_are_floats(folder, dtype) -> None:
+    weights = folder / "model/model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(dtype)
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(UserError, match=r"model.norm.weight is stored as .*unquantized weights"):
+        tools.train_here(folder, "train.max_steps=1")

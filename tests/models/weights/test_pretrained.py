@@ -203,13 +203,14 @@ def entry(**changes) -> bytes:
         (entry()[:-1] + b"," + entry()[1:], "header is malformed: an object has the key 'a' twice"),
         (entry(shape=[2]), "does not fit its shape"),
         (entry(data_offsets=[4, 8]), "does not fit its shape"),
-        (entry(dtype="F8_E4M3"), "stored as F8_E4M3"),
+        (entry(dtype="F8_E4M3", shape=[4]), "stored as F8_E4M3"),
+        (entry(dtype="F4", shape=[8]), "stored as F4"),
         (entry(dtype="F16", data_offsets=[0, 2]), "is damaged: .* expected, .* there"),
     ],
     ids=[
         *("cut", "list", "no-keys", "one-offset", "no-shape", "dtype-number", "dtype-list", "shape-fraction"),
         *("shape-bool", "shape-infinity", "shape-text", "offset-fraction", "offset-infinity", "offset-overflow"),
-        *("deep-list", "deep-object", "same-key", "larger-shape", "outside", "unknown-dtype", "file-too-long"),
+        *("deep-list", "deep-object", "same-key", "larger-shape", "outside", "fp8", "unknown-dtype", "file-too-long"),
     ],
 )
 def test_damaged_headers(header, problem, saved) -> None:
