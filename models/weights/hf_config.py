@@ -99,9 +99,10 @@ def read_shape(
     problems = (
         rope.problems(settings, sizes.head_size, partial=partial, query_scaling=query_scaling) for settings in ropes
     )
-    found += dict.fromkeys(problem for each in problems for problem in each)
+    found += (problem for each in problems for problem in each)
     if found:
-        raise UserError("config.json describes a model that cannot be trained here:\n- " + "\n- ".join(found))
+        once = dict.fromkeys(found)  # a builder may read a key, too
+        raise UserError("config.json describes a model that cannot be trained here:\n- " + "\n- ".join(once))
     return Shape(**asdict(sizes), rotaries=tuple(rope.rotary(settings, sizes.head_size) for settings in ropes))
 
 

@@ -428,6 +428,18 @@ def test_all_problems_at_once() -> None:
     assert all(word in str(caught.value) for word in ("gelu", "mlp_bias", "vocab_size"))
 
 
+@pytest.mark.parametrize(
+    "config", [CONFIG, GLM, GRANITE, OLMO3, QWEN3, SEED_OSS, SMOLLM3], ids=lambda c: c["architectures"][0]
+)
+def test_one_line_for_a_flag_of_another_type(config) -> None:
+    with pytest.raises(UserError) as caught:
+        registry.build({**config, "attention_bias": "abc"})
+    (_, *problems) = str(caught.value).splitlines()
+    assert [problem for problem in problems if "attention_bias" in problem] == [
+        "- attention_bias must be true or false, not 'abc'"
+    ]
+
+
 @pytest.mark.parametrize("kind", ["longrope", "yarn", "llama3"])
 def test_one_line_for_an_unsupported_rope_type_of_phi_3(kind) -> None:
     with pytest.raises(UserError) as caught:
