@@ -55,6 +55,11 @@ LLAMA3 = {
         ("qwen3-32b", 32_762_123_264, 64, False),
         ("qwen2.5-7b", 7_615_616_512, 28, False),
         ("mistral-7b", 7_241_732_096, 32, False),
+        ("granite-3.3-8b", 8_170_864_640, 40, True),
+        ("olmo-3-7b", 7_298_011_136, 32, False),
+        ("olmo-3-32b", 32_233_522_176, 64, False),
+        ("smollm3-3b", 3_075_098_624, 36, True),
+        ("seed-oss-36b", 36_151_104_512, 64, False),
     ],
 )
 def test_presets_have_the_published_sizes(preset, parameters, layers, tied) -> None:

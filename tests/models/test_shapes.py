@@ -48,6 +48,11 @@ PRESETS = {
     "ministral-3-8b": 8_489_553_920,
     "mistral-small-24b": 23_572_403_200,
     "minimax-m2": 228_689_764_864,
+    "granite-3.3-8b": 8_170_864_640,
+    "olmo-3-7b": 7_298_011_136,
+    "olmo-3-32b": 32_233_522_176,
+    "smollm3-3b": 3_075_098_624,
+    "seed-oss-36b": 36_151_104_512,
 }
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
