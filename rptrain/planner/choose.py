@@ -371,6 +371,5 @@ def _check_single_layers(spec: ModelShape, shapes: Shapes, limit: int | None, so
         largest = max(spec.stack, key=lambda layer: sum(spec.units[unit].numel for unit in layer.units))
         raise UserError(
             f"{source} leaves {format_bytes(max(limit, 0))} for tensors, but layer {largest.name!r}, the largest, "
-            f"needs {format_bytes(least.total)} even as its own stage, with {shapes.tokens} tokens per micro-batch: "
-            "lower train.micro_batch_size or data.max_length, or give it more memory"
+            f"needs {format_bytes(least.total)} even as its own stage, with {shapes.tokens} tokens per micro-batch"
         )

@@ -41,17 +41,17 @@ TOKENIZERS = 28 << 20
 
 
 Kind = Literal["host memory", "GPU memory", "disk space"]
-USES = {  # what uses it, and what to do if there is too little: for a new run, and for one that is resumed
+# What uses it, and what to do if there is too little, besides advice: for a new run, and for one that is resumed
+USES = {
     "host memory": (
         "weights, gradients, optimizer states, activations and the program itself",
-        'lower train.global_batch_size or data.max_length, set engine.round_size, or use optim.update = "sync" or '
-        'optim.moments = "int8"',
-        "stop other programs that use it, or resume on a machine with more",
+        "",
+        ": stop other programs that use it, or resume on a machine with more",
     ),
     "disk space": (
         "checkpoints and the exported model",
-        "make room, or set save.output_dir to another disk",
-        "make room",
+        ": make room, or set save.output_dir to another disk",
+        ": make room",
     ),
 }
 
@@ -125,14 +125,14 @@ class MemoryPlan:
         return not any(place.missing for place in self.places)
 
     def check(self, *, resumed: bool) -> None:
-        """Raises UserError if host or disk is too small, with advice. Plans always fit the GPUs. A `resumed` run keeps
-        its folder and most settings.
+        """Raises UserError if host or disk is too small. Plans always fit the GPUs. A `resumed` run keeps its folder
+        and most settings.
         """
         for place in (self.host, self.disk):
             if place is not None and place.missing:
                 use, *remedies = USES[place.kind]
                 needed, remedy = format_bytes(place.total), remedies[resumed]
-                raise UserError(f"the run needs {needed} of {place.kind} for {use}, but {place.allowed}: {remedy}")
+                raise UserError(f"the run needs {needed} of {place.kind} for {use}, but {place.allowed}{remedy}")
 
 
 def plan_run(

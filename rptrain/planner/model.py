@@ -46,6 +46,14 @@ def for_hardware(spec: ModelSpec, config: Config, hardware: Hardware) -> ModelSp
     return with_half_sums(spec) if wanted and sums_at_half_rate(hardware.machine.card) else spec
 
 
+def trained_shape(config: Config, hardware: Hardware) -> ModelShape:
+    """The model as a config trains it on this hardware. UserError if it cannot, or has adapters on random weights."""
+    model_dir, spec = training_model(config)
+    if config.adapters is not None and not starts_from_files(config, model_dir):
+        raise UserError("adapters need pretrained weights")
+    return for_hardware(spec, config, hardware)
+
+
 def lora_settings(lora: Lora) -> LoRA:
     """The settings of the [lora] table, without the source of an adapter and the format of the base."""
     return LoRA(**lora.model_dump(exclude={"adapter", "base"}))

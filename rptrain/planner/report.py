@@ -70,7 +70,7 @@ from rptrain.planner.length import RunLength, length_of, warnings_of
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.measured_run import MeasuredRun
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, with_saved
-from rptrain.planner.model import find_files, for_hardware, starts_from_files, training_model
+from rptrain.planner.model import find_files, for_hardware, trained_shape, training_model
 from rptrain.planner.network import Nodes
 from rptrain.planner.past_speed import PastSpeed, past_speed
 from rptrain.planner.product_types import ProductType, product_types, suggested
@@ -277,7 +277,6 @@ def report(
     if run is not None and files is not None:
         itemsize = DTYPES[config.model.dtype].itemsize
         reading = disk_reading(files, spec, itemsize, run.plan, run.estimate.period, memory.host)
-    with_adapters = config.adapters is not None or starts_from_files(config, model_dir)
     readiness, past = Readiness((), (), None), None
     if hardware.here and nodes is None:
         readiness = look(resolved, config, model_dir, spec)
@@ -291,7 +290,7 @@ def report(
         used,
         hardware.devices,
         memory,
-        advise(config, spec, hardware, memory, _shape_of if with_adapters else None),
+        advise(config, spec, hardware, memory, trained_shape),
         run,
         problem,
         folder if measured else None,
@@ -304,10 +303,6 @@ def report(
         length,
         past,
     )
-
-
-def _shape_of(config: Config, hardware: Hardware) -> ModelShape:
-    return for_hardware(training_model(config)[1], config, hardware)
 
 
 def _of_a_node(measured: Measured, nodes: Nodes | None) -> Measured:

@@ -28,7 +28,7 @@ from rptrain.planner.choose import DTYPES, RunPlan
 from rptrain.planner.hardware import Hardware, here
 from rptrain.planner.length import total_steps
 from rptrain.planner.memory import MemoryPlan, plan_run
-from rptrain.planner.model import find_files, for_hardware, lora_settings, training_model
+from rptrain.planner.model import find_files, for_hardware, lora_settings, trained_shape, training_model
 from rptrain.planner.refusals import adapter_of
 from rptrain.planner.timings import Conditions
 from rptrain.runs.run_dir import RunDir
@@ -173,7 +173,7 @@ def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan,
         plan, memory = plan_run(config, spec, hardware)
         memory.check(resumed=hardware.saved > 0)
     except UserError as error:
-        advice = advise(config, spec, hardware)
+        advice = advise(config, spec, hardware, shape_of=trained_shape)
         raise UserError("\n".join(filter(None, (str(error), str(advice))))) from None
     return plan, memory
 

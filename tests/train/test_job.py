@@ -115,6 +115,21 @@ def test_planning_and_training_agree_on_what_fits(small, monkeypatch, kind):
     assert found[1] in ([(2, 2)] if not kind else [(2, 2), fitting])
 
 
+def test_training_gives_the_advice_of_the_plan(small, monkeypatch):
+    """And no other: where the weights alone do not fit, shorter sequences do not help."""
+    monkeypatch.setattr("rptrain.planner.hardware.program_bytes", lambda: 200 << 20)
+    total = json.loads(tools.invoke("plan", "--config", "run.toml", "--json").stdout)["memory"][0]["total"]
+    found = []
+    for limit in (total - (1 << 10), 1):
+        command = "--config", "run.toml", f"engine.host_limit={limit}"
+        said = tools.invoke(*command).stderr
+        assert re.search(r"(?m)engine\.host_limit allows$", said)
+        _, advice = said.split("what makes it fit:\n")
+        assert advice in tools.invoke("plan", *command).stdout
+        found.append(re.findall(r"- ([\w.]+) = ", advice))
+    assert "train.method" in found[0] and found[1] == ["engine.host_limit"]
+
+
 def test_a_disk_too_small_is_found_by_both_before_anything_is_loaded(small, monkeypatch):
     usage = SimpleNamespace(free=64 << 20, total=1 << 40)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
