@@ -347,6 +347,8 @@ def find_files(directory: Path) -> list[Path]:
     """The checkpoint's shards. Raises UserError if there are none, or if the index is wrong."""
     if (directory / SINGLE).is_file():
         return [directory / SINGLE]
+    if not directory.is_dir():
+        raise UserError(f"the model's folder {directory} does not exist: restore it")
     if not (directory / INDEX).is_file():
         pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pt"))
         hint = "; pickled weights are not read: convert them to safetensors" if pickled else ""
