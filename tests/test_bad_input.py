@@ -562,6 +562,15 @@ def test_a_model_or_data_that_changed(unfinished, folder, refused):
         assert "the data differs from what" in refused()
 
 
+def test_a_model_that_was_moved(unfinished, folder, refused, monkeypatch):
+    monkeypatch.setattr("rptrain.train.begin.prepare_job", None)
+    (folder / "model").rename(folder / "moved")
+    assert f"without its model: put it back to {folder / 'model'}, or a link to it" in refused()
+    monkeypatch.undo()
+    (folder / "model").symlink_to("moved")
+    assert tools.invoke("--config", folder / "run.toml").exit_code == 0
+
+
 def test_a_run_that_another_process_trains(unfinished, refused, monkeypatch):
     """Found out before anything is read that takes long, and nothing of the run is touched."""
     monkeypatch.setattr("rptrain.train.begin.prepare_job", None)

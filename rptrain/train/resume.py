@@ -35,9 +35,10 @@ class Resume:
     def open(cls, run: RunDir, checkpoint: Path, stack: ExitStack) -> Self:
         """Open the event log of a run that is to be resumed, so that no other process trains it. The stack closes it.
 
-        UserError if another process trains it, or if something is in the way of what it will write, such as its
-        `model/` at the end.
+        UserError if another process trains it, if its model is gone, or if something is in the way of what it will
+        write, such as its `model/` at the end.
         """
+        _check_model(run)
         if forks(run, checkpoint):
             return cls(run, checkpoint, None)
         check_resumable(run)
@@ -113,6 +114,17 @@ def restore(
         frozen.check(state["meta"], frozen_units["sha256"])
         frozen.check(state["meta"], frozen_units.get("carried", {}), "carried")
     return path, state
+
+
+def _check_model(run: RunDir) -> None:
+    """UserError if the model that a run trains is gone."""
+    path = run.config().model.path
+    try:
+        registry.locate(path)
+    except UserError as error:
+        raise UserError(
+            f"{error}\n{run.path} cannot be resumed without its model: put it back to {path}, or a link to it"
+        ) from error
 
 
 def _check_adapter(checkpoint: Path, state: dict[str, Any], job: Job) -> None:

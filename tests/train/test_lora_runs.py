@@ -111,7 +111,7 @@ def test_an_adapter_is_exported_without_its_base(folder):
     with pytest.raises(UserError, match=r"model holds neither model\.safetensors nor"):
         export(run.path, folder / "merged", merge=True)
     (folder / "model").rename(folder / "moved")
-    with pytest.raises(UserError, match="the model's folder .*/model does not exist: restore it"):
+    with pytest.raises(UserError, match=r"the model's folder .*/model does not exist: restore it"):
         export(run.path, folder / "merged", merge=True)
 
 
