@@ -254,7 +254,15 @@ def test_weights_that_are_no_numbers(folder):
             lambda f: spoil_json(f / "tokenizer_config.json", model_max_length="x"),
             "transformers cannot load the tokenizer",
         ),
-        (lambda f: change_config(f.parent, eos_token_id="x"), "transformers cannot load the tokenizer"),
+        (
+            lambda f: change_config(f.parent, eos_token_id="x"),
+            "model/config.json: transformers refuses it: Field 'eos_token_id' with value 'x' doesn't match any type",
+        ),
+        (
+            lambda f: change_config(f.parent, attention_bias=None),
+            "model/config.json: transformers refuses it: Field 'attention_bias' expected bool, got NoneType (value: "
+            "None): correct this value, or remove its key",
+        ),
         (lambda f: (f / "chat_template.jinja").unlink(), "set `data.chat_template` to a Jinja file"),
         (
             lambda f: (f / "chat_template.jinja").write_text("{{ 1 / 0 }}"),
@@ -264,7 +272,7 @@ def test_weights_that_are_no_numbers(folder):
     ],
     ids=[
         *("deleted", "cut-to-a-bracket", "empty-object", "cut", "no-model", "config-cut", "max-length", "end-token"),
-        *("no-template", "template-divides-by-zero", "template-without-messages"),
+        *("null", "no-template", "template-divides-by-zero", "template-without-messages"),
     ],
 )
 def test_tokenizers(folder, refused, spoil, message):

@@ -229,7 +229,9 @@ class Tokenizing:
 
 
 def load_tokenizer(directory: str | Path) -> Any:
-    """The tokenizer in a model directory. Raises UserError if there is none, or if it is not a fast tokenizer."""
+    """The tokenizer in a model directory. Raises UserError if there is none, if it is not a fast tokenizer, or if
+    transformers refuses the config.json.
+    """
     directory = Path(directory)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such model directory")
@@ -238,6 +240,7 @@ def load_tokenizer(directory: str | Path) -> Any:
         raise UserError(f"{directory}: there is no tokenizer; copy the model's tokenizer.json there")
     probe = Probe(directory)
 
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer  # takes long: the trial runs meanwhile
 
     probe.wait()
@@ -246,6 +249,11 @@ def load_tokenizer(directory: str | Path) -> Any:
         tokenized(tokenizer, "?")  # settings of a wrong type raise when they are used
     except UserError:
         raise
+    except StrictDataclassError as error:  # a value of config.json, which transformers reads, too
+        reason = describe(error.__cause__ or error)
+        raise UserError(
+            f"{directory / 'config.json'}: transformers refuses it: {reason}: correct this value, or remove its key"
+        ) from error
     except Exception as error:
         deep = "its files are nested too deeply" if isinstance(error, RecursionError) else describe(error)
         raise UserError(f"{directory}: transformers cannot load the tokenizer: {deep}") from error
