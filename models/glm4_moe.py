@@ -20,6 +20,7 @@ from rptrain.models.weights.hf_config import (
 
 ARCHITECTURE = "Glm4MoeForCausalLM"
 DEFAULTS = {  # for missing keys of config.json
+    "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
     "partial_rotary_factor": 0.5,
     "norm_topk_prob": True,
@@ -28,7 +29,7 @@ DEFAULTS = {  # for missing keys of config.json
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = with_defaults(config, DEFAULTS)
+    filled = with_defaults(config, DEFAULTS, ("partial_rotary_factor",))
     found: list[str] = []
     experts, active = read_experts(filled, "n_routed_experts", found)
     groups = read_groups(filled, experts, active, found)

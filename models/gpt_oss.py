@@ -13,19 +13,20 @@ from rptrain.models.weights.hf_config import Sizes, read_experts, read_number, r
 ARCHITECTURE = "GptOssForCausalLM"
 DEFAULTS = {  # defaults for missing keys of config.json
     "head_dim": 64,
+    "num_key_value_heads": 8,
     "sliding_window": 128,
     "rms_norm_eps": 1e-5,
     "rope_theta": 150000.0,
     "swiglu_alpha": 1.702,
     "swiglu_limit": 7.0,
-}
-YARN = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    "original_max_position_embeddings": 4096,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
 }
 
 
@@ -34,9 +35,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
     Published checkpoints hold the experts in 4 bits (MXFP4); they are dequantized when they are loaded.
     """
-    filled = with_defaults(config, DEFAULTS)
-    if not (filled.get("rope_scaling") or filled.get("rope_parameters")):
-        filled["rope_parameters"] = YARN
+    filled = with_defaults(config, DEFAULTS, ("sliding_window",))
     found: list[str] = []
     experts, active = read_experts(filled, "num_local_experts", found)
     windows = _windows(filled, found)

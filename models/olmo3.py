@@ -26,6 +26,8 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     biases = read_flag(filled, "attention_bias", found)
     found += _malformed_ropes(filled)
     ropes = [_rope(filled, kind) for kind in KINDS]
+    if any(settings.get("truncate") is False for settings in ropes):  # transformers does not read it here
+        found.append("truncate false of the rotary embedding is not supported in this architecture")
     shape = read_shape(filled, unsupported=found, biases=biases, ropes=ropes)
     return decoder(
         ARCHITECTURE,
@@ -67,4 +69,5 @@ def _rope(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
         settings |= scaling if isinstance(scaling, Mapping) else {}
         settings.setdefault("rope_theta", config.get("rope_theta", THETA))
     settings.setdefault("rope_theta", THETA)
-    return rope.parameters({**config, "rope_scaling": None, "rope_parameters": settings})
+    ignored = ("rope_scaling", "original_max_position_embeddings")
+    return rope.parameters({**config, **dict.fromkeys(ignored), "rope_parameters": settings})

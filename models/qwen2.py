@@ -5,16 +5,18 @@ from typing import Any
 
 from rptrain.models.llama import decoder
 from rptrain.models.spec import ModelSpec
-from rptrain.models.weights.hf_config import read_flag, read_number, read_shape, read_windows
+from rptrain.models.weights.hf_config import read_flag, read_number, read_shape, read_windows, with_defaults
 
 ARCHITECTURE = "Qwen2ForCausalLM"
+DEFAULTS = {"num_key_value_heads": 32}  # for missing keys of config.json; null is a value
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     found: list[str] = []
     layer_windows = windows(config, found)
-    shape = read_shape(config, unsupported=found, biases=True)  # config.json does not mention it
+    filled = with_defaults(config, DEFAULTS, DEFAULTS)
+    shape = read_shape(filled, unsupported=found, biases=True)  # config.json does not mention it
     return decoder(ARCHITECTURE, config, shape, layer_windows, qkv_bias=True)
 
 

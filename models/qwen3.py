@@ -6,14 +6,15 @@ from typing import Any
 from rptrain.models.llama import decoder
 from rptrain.models.qwen2 import windows
 from rptrain.models.spec import ModelSpec
-from rptrain.models.weights.hf_config import read_shape
+from rptrain.models.weights.hf_config import read_shape, with_defaults
 
-HEAD_SIZE = 128  # of every published size; config.json may leave it out
+DEFAULTS = {"head_dim": 128, "num_key_value_heads": 32}  # for missing keys of config.json
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     found: list[str] = []
     layer_windows = windows(config, found)
-    shape = read_shape(config, head_size=HEAD_SIZE, unsupported=found)
+    filled = with_defaults(config, DEFAULTS, ("num_key_value_heads",))
+    shape = read_shape(filled, unsupported=found)
     return decoder("Qwen3ForCausalLM", config, shape, layer_windows, qk_norm=True)

@@ -8,9 +8,10 @@ from rptrain.models.layers import decoder
 from rptrain.models.layers.mlp import Block
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelSpec, Unit
-from rptrain.models.weights.hf_config import Sizes, read_experts, read_flag, read_number, read_shape
+from rptrain.models.weights.hf_config import Sizes, read_experts, read_flag, read_number, read_shape, with_defaults
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
+DEFAULTS = {"num_key_value_heads": 4}  # for missing keys of config.json
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
@@ -30,7 +31,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     scoring = Scoring(over_chosen=read_flag(config, "norm_topk_prob", found))
     if read_flag(config, "use_sliding_window", found) and config.get("sliding_window", 4096):
         found.append("layers with sliding-window attention are not supported")
-    shape = read_shape(config, unsupported=found)
+    shape = read_shape(with_defaults(config, DEFAULTS), unsupported=found)
 
     units, blocks = [], []
     for index in range(shape.layers):

@@ -65,7 +65,6 @@ def with_defaults(
 
 def read_shape(
     config: Mapping[str, Any],
-    head_size: int | None = None,
     unsupported: list[str] | None = None,
     *,
     biases: bool = False,
@@ -76,13 +75,13 @@ def read_shape(
 ) -> Shape:
     """The shape of a decoder, or a UserError that lists every problem.
 
-    `head_size`: see `read_sizes`. `unsupported`: problems that the caller found. `biases`: whether attention has them.
-    `quantized`: the `quant_method` of weights that can be read nevertheless. `ropes`: the settings of several rotary
-    positions; None: those of the config. `partial`: whether they may be of a part of a head's columns. `query_scaling`:
-    whether queries may be scaled by their positions.
+    `unsupported`: problems that the caller found. `biases`: whether attention has them. `quantized`: the `quant_method`
+    of weights that can be read nevertheless. `ropes`: the settings of several rotary positions; None: those of the
+    config. `partial`: whether they may be of a part of a head's columns. `query_scaling`: whether queries may be scaled
+    by their positions.
     """
     found = list(unsupported or [])
-    sizes = read_sizes(config, found, head_size)
+    sizes = read_sizes(config, found)
     if (activation := _get(config, "hidden_act", "silu")) not in ("silu", "swish"):
         found.append(f"hidden_act {activation!r} is not supported; silu is")
     if read_flag(config, "attention_bias", found, biases) != biases:
@@ -106,11 +105,8 @@ def read_shape(
     return Shape(**asdict(sizes), rotaries=tuple(rope.rotary(settings, sizes.head_size) for settings in ropes))
 
 
-def read_sizes(config: Mapping[str, Any], found: list[str], head_size: int | None = None) -> Sizes:
-    """The sizes. Problems are added to `found`; affected sizes are then meaningless.
-
-    `head_size`: the architecture's default if head_dim is missing (otherwise hidden / heads).
-    """
+def read_sizes(config: Mapping[str, Any], found: list[str]) -> Sizes:
+    """The sizes. Problems are added to `found`; affected sizes are then meaningless."""
     before = len(found)
     hidden = read_number(config, "hidden_size", found)
     heads = read_number(config, "num_attention_heads", found)
@@ -118,9 +114,9 @@ def read_sizes(config: Mapping[str, Any], found: list[str], head_size: int | Non
     sound = len(found) == before  # placeholders of wrong values are never divisors
     if sound and heads % kv_heads:
         found.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    if sound and config.get("head_dim") is None and head_size is None and hidden % heads:
+    if sound and config.get("head_dim") is None and hidden % heads:
         found.append(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
-    size = read_number(config, "head_dim", found, head_size or max(hidden // heads, 1))
+    size = read_number(config, "head_dim", found, max(hidden // heads, 1))
     if len(found) == before and size % 2:
         found.append(f"head_dim must be even for rotary positions, not {size}")
     return Sizes(

@@ -21,22 +21,22 @@ CONFIG = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-MISTRAL = {**CONFIG, "architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
 GRANITE = {**CONFIG, "architectures": ["GraniteForCausalLM"]}
 OLMO3 = {**CONFIG, "architectures": ["Olmo3ForCausalLM"]}
 PHI3 = {**CONFIG, "architectures": ["Phi3ForCausalLM"]}
-GLM = {**CONFIG, "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 6, "num_experts_per_tok": 2}
-GLM["moe_intermediate_size"] = 8
-MINIMAX = {**CONFIG, "architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
-MINISTRAL3 = {**CONFIG, "num_key_value_heads": 2, "architectures": ["Ministral3ForCausalLM"]}
 SEED_OSS = {**CONFIG, "architectures": ["SeedOssForCausalLM"]}
 SMOLLM3 = {**CONFIG, "architectures": ["SmolLM3ForCausalLM"]}
-QWEN2 = {**CONFIG, "architectures": ["Qwen2ForCausalLM"]}
-QWEN3 = {**CONFIG, "architectures": ["Qwen3ForCausalLM"]}
+GROUPED = {**CONFIG, "num_key_value_heads": 2}
+MISTRAL = {**GROUPED, "architectures": ["MistralForCausalLM"]}
+MINISTRAL3 = {**GROUPED, "architectures": ["Ministral3ForCausalLM"]}
+QWEN2 = {**GROUPED, "architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = {**GROUPED, "architectures": ["Qwen3ForCausalLM"]}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-MOE = {**CONFIG, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2}
-MOE["moe_intermediate_size"] = 8
-GPT_OSS = {**CONFIG, "architectures": ["GptOssForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+EXPERTS = {**GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+MOE = {**EXPERTS, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}
+GLM = {**EXPERTS, "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 6}
+MINIMAX = {**EXPERTS, "architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 4}
+GPT_OSS = {**EXPERTS, "architectures": ["GptOssForCausalLM"], "num_local_experts": 4}
 ORIGINAL = "original_max_position_embeddings"
 YARN = {"max_position_embeddings": 4096}  # the length of the original context
 LLAMA3 = {
