@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -25,11 +26,14 @@ from rptrain.utils.file_ranges import Stamp
 from rptrain.utils.files import naming
 from rptrain.utils.parallel import in_parallel
 
+log = logging.getLogger(__name__)
+
 Entry = tuple[tuple[int, ...], torch.dtype]  # the shape and type of a tensor in a checkpoint
 View = Callable[[int, str], Tensor]  # a parameter on the host by unit index and name, to read or to fill
 Held = Callable[[int, str], Tensor | Quantized]  # the same in its stored form
 
 SINGLE = "model.safetensors"
+SHARDS = "model-*-of-*.safetensors"
 INDEX = "model.safetensors.index.json"
 TIED_HEAD = "lm_head.weight"
 BUFFER = ".rotary_emb.inv_freq"  # tensors in old checkpoints that are computed from the config
@@ -100,9 +104,14 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     """Compares a checkpoint's safetensors headers with the model, without loading any weight.
 
     Raises UserError with everything that is missing, unexpected or of another shape, or with the name of a file that
-    is missing, truncated or not safetensors.
+    is missing, truncated or not safetensors. Warns about shards that are not read.
     """
     directory = Path(directory)
+    if (directory / SINGLE).is_file() and any(directory.glob(SHARDS)):
+        log.warning(
+            "%s: %s is read, as in transformers, and the files %s beside it are not: delete what is out of date",
+            *(directory, SINGLE, SHARDS),
+        )
     places = _places(spec)
     packed = {name for place in places.values() for name in place.packed}
     stored: dict[str, Stored] = {}

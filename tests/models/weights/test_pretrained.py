@@ -76,6 +76,17 @@ def test_shards_are_named_and_bounded(saved) -> None:
         assert all(index["weight_map"][name] == file.name for name in tensors)
 
 
+def test_one_file_beside_shards_is_read_with_a_warning(saved, caplog) -> None:
+    model, directory = saved
+    tensors = {name: tensor for file in shards(directory) for name, tensor in load_file(file).items()}
+    assert pretrained.check(directory, model.spec) and not caplog.messages
+    save_file(tensors, directory / pretrained.SINGLE)
+    files = pretrained.check(directory, model.spec)
+    assert {stored.file.name for stored in files.tensors.values()} == {pretrained.SINGLE}
+    (said,) = caplog.messages
+    assert said.startswith(f"{directory}: model.safetensors is read, as in transformers, and the files model-*-of-*.s")
+
+
 def test_loading_converts_dtypes(saved, fresh) -> None:
     model, directory = saved
     narrow = fresh(ARCHITECTURE, torch.bfloat16)
