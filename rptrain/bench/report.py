@@ -13,7 +13,7 @@ shares are fractions of 1.
     first_step   seconds, and their parts: preparing (config, plan, data), memory (taking and locking it,
                  starting the engine), weights (drawing them), step (the first one)
     memory       gpus (device, peak: by the driver, context and other processes included, planned: the same, limit,
-                 allocator_peak: of the framework's allocator, allocator_planned, driver_allocations: in the measured
+                 allocator_peak: reserved by PyTorch, allocator_planned, driver_allocations: in the measured
                  steps), host (states_per_parameter, states, activations, process: its proportional set size, locked)
     devices      for each device: name, seconds (of the measured steps), busy and idle: shares that add up to 1. idle is
                  by cause, which rptrain/bench/idle.py explains: parameters, activations, producers, optimizer,

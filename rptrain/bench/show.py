@@ -104,7 +104,7 @@ def _memory(values: dict[str, Any]) -> Iterator[str]:
     for gpu in values["memory"]["gpus"]:
         yield (
             f"{gpu['device']}: at most {format_bytes(gpu['peak'])}, planned {format_bytes(gpu['planned'])}, limit "
-            f"{format_bytes(gpu['limit'])}; tensors {format_bytes(gpu['allocator_peak'])}, planned "
+            f"{format_bytes(gpu['limit'])}; PyTorch's allocator {format_bytes(gpu['allocator_peak'])}, planned "
             f"{format_bytes(gpu['allocator_planned'])}; {gpu['driver_allocations']} driver allocations in the "
             "measured steps"
         )
