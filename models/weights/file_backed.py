@@ -48,8 +48,12 @@ class FileRange:
 
 
 def file_backed_units(spec: ModelShape) -> tuple[int, ...]:
-    """The frozen units that can stay in files: all except the embedding, whose rows the host gathers."""
-    return tuple(index for index in spec.frozen if index != 0)
+    """The frozen units that can stay in files: all except the embedding, whose rows the host gathers, and the small
+    units with parameters of a type of their own, which are often stored in another one.
+    """
+    return tuple(
+        index for index in spec.frozen if index and all(param.dtype is None for param in spec.units[index].params)
+    )
 
 
 def pieces(files: WeightFiles, spec: ModelShape, dtype: torch.dtype) -> dict[int, list[FileRange]]:
@@ -86,9 +90,7 @@ def _pieces(files: WeightFiles, unit: Unit, dtype: torch.dtype, problems: list[s
                 problems.append(f'{part.key} is stored in MXFP4, which only lora.base = "mxfp4" (LoRA) leaves as it is')
             elif param.format is not None:
                 problems.append(f"{part.key} is stored as {_name(stored.dtype)}, to be held in {param.format.name}")
-            elif param.dtype is not None and stored.dtype != param.dtype:
-                problems.append(f"{part.key} is stored as {_name(stored.dtype)}, to be held as {_name(param.dtype)}")
-            elif param.dtype is None and stored.dtype != dtype:
+            elif stored.dtype != dtype:
                 problems.append(f"{part.key} is stored as {_name(stored.dtype)}, and model.dtype is {_name(dtype)}")
             else:
                 yield FileRange(part.key, stored, start + row * stored.dtype.itemsize, True)
@@ -159,7 +161,7 @@ class FileBackedUnit:
         """A copy of some rows of a parameter that is not quantized."""
         start, param = self._place(name)
         assert param.format is None
-        rows = torch.empty(stop - first, *param.shape[1:], dtype=param.dtype or self._dtype)
+        rows = torch.empty(stop - first, *param.shape[1:], dtype=self._dtype)
         self.read(start + first * prod(param.shape[1:]) * rows.itemsize, as_bytes(rows))
         return rows
 

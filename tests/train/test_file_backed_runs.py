@@ -19,6 +19,7 @@ from ..cases import long
 
 LORA = ("lora.r=3", "lora.lora_alpha=6", "save.save_steps=2", "optim.learning_rate=0.05")
 FREEZE = ('train.freeze=["model.embed_tokens.weight", "model.layers.1.*", "*.mlp.*"]', "save.save_steps=2")
+HOLDS = ("memory", "map")
 MAP = "model.hold=map"
 NORM = 128 * 4  # bytes, padded
 LAYER = (16 * 16 * 2 + 16 * 8 * 2 + 3 * 16 * 24) * 4 + 4 * NORM  # with norms of queries and keys
@@ -41,6 +42,20 @@ def test_the_bits_are_those_of_a_base_in_memory_also_when_resumed(folder, given)
         again = tools.train_here(folder, *given, *more)
         assert [event.step for event in tools.events(again, events.Resumed)] == [2]
         assert tools.state(again) == tools.state(whole)
+
+
+def test_corrections_of_routers_are_held_in_memory(folder):
+    """They are float32, and files may store them as they store the other weights."""
+    shape = {"model_type": "minimax_m2", "num_local_experts": 4, "num_experts_per_tok": 2}
+    tools.write_model(folder / "experts", architectures=["MiniMaxM2ForCausalLM"], **shape)
+    file, generator = folder / "experts/model.safetensors", torch.Generator().manual_seed(0)
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith("correction_bias")]:
+        tensors[name].normal_(generator=generator)
+    save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, file)
+    given = (*LORA, f"model.path={file.parent}", "model.dtype=bfloat16")
+    whole, mapped = (tools.train_here(folder, *given, f"model.hold={hold}", f"log.run_name={hold}") for hold in HOLDS)
+    assert tools.steps(mapped) == tools.steps(whole) and tools.state(mapped) == tools.state(whole)
 
 
 def test_a_resumed_run_maps_the_weights_it_was_trained_with(folder):
