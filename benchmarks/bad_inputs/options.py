@@ -47,7 +47,7 @@ GENERATED: tuple[tuple[int, str, tuple[str, ...], Outcome, str], ...] = (
     (899, "seed of 2**63", ("--prompt", "a", "--seed", str(2**63), *SHORT), "refused", "--seed"),
     (900, "prompt that is not UTF-8", ("--prompt", "\udcff", *SHORT), "refused", "prompt"),
     (901, "prompt of 100,000 characters", ("--prompt", "a" * 100_000, *SHORT), "either", "prompt"),
-    (902, "no prompt", (), "refused", "--prompt"),
+    (902, "no prompt", (), "refused", "prompt"),
     (903, "prompt of end tokens", ("--prompt", "<|end|>" * 10, *SHORT), "either", "prompt"),
     (904, "prompt with an escape sequence", ("--prompt", "\x1b[31m", *SHORT), "either", "prompt"),
 )

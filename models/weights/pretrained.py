@@ -131,7 +131,7 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     wanted: dict[str, tuple[int, ...]] = {}
     for name, place in places.items():
         wanted |= place.packed if not stored.keys().isdisjoint(place.packed) else {name: place.shape}
-    missing = [f"{spec.stored_name(name)} is missing" for name in wanted if name not in stored]
+    missing = [f"{spec.stored_name(name)} is missing{_tying(name)}" for name in wanted if name not in stored]
     rest = {name: tensor for name, tensor in stored.items() if name not in wanted}
     carried = {name: tensor for name, tensor in rest.items() if spec.carries(name)}
     extra = [
@@ -346,6 +346,13 @@ def _check_tied(embedding: Stored, head: Stored) -> None:
             f"{head.file}: lm_head.weight differs from the embedding, and config.json says that it does not: set "
             "tie_word_embeddings to false there"
         )
+
+
+def _tying(name: str) -> str:
+    """Advice for a tensor that is missing."""
+    if name != TIED_HEAD:
+        return ""
+    return "; if the embedding is the head, set tie_word_embeddings to true in config.json"
 
 
 def _ignored(name: str, spec: ModelSpec) -> bool:
