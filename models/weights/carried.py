@@ -24,11 +24,17 @@ class Carried:
     def nbytes(self) -> int:
         return sum(prod(stored.shape) * stored.dtype.itemsize for stored in self.tensors.values())
 
+    @property
+    def entries(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shapes and types by name. Those with the largest numbers come first, so that each is aligned in a file."""
+        entries = {name: (stored.shape, stored.dtype) for name, stored in self.tensors.items()}
+        return dict(sorted(entries.items(), key=lambda item: -item[1][1].itemsize))
+
     def read(self) -> Iterator[Tensor]:
-        """The tensors, with one in memory at a time. UserError if one changed since the run began."""
-        for name, stored in self.tensors.items():
-            tensor = _read(stored)
-            self._check(name, stored, _digest(tensor))
+        """The tensors in the order of `entries`, one at a time. UserError if one changed since the run began."""
+        for name in self.entries:
+            tensor = _read(self.tensors[name])
+            self._check(name, self.tensors[name], _digest(tensor))
             yield tensor
 
     def check(self, found: Mapping[str, Stored]) -> None:

@@ -266,17 +266,17 @@ def save(
     """Saves the model in Hugging Face format, then reads the headers back and checks them.
 
     Writes model.safetensors, or model-0000i-of-0000N.safetensors with an index, and config.json, with one tensor in
-    memory at a time. `carried` tensors are copied first, since they may have changed. `wrote` is called with the bytes
-    of each tensor. Raises UserError if the directory already has weights.
+    memory at a time. `carried` tensors are copied first, to shards of their own, since they may have changed. `wrote`
+    is called with the bytes of each tensor. Raises UserError if the directory already has weights.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     if old := sorted(path.name for path in directory.glob("*.safetensors*")):
         raise UserError(f"{directory} already holds weights ({old[0]}); save to another directory")
     places = _places(spec)
-    entries = {key: (stored.shape, stored.dtype) for key, stored in carried.tensors.items()}
-    entries |= {spec.stored_name(key): place.stored(dtype) for key, place in places.items()}
-    shards = list(_shards(entries, max_shard_bytes))
+    own = {spec.stored_name(key): place.stored(dtype) for key, place in places.items()}
+    entries = carried.entries | own
+    shards = [*_shards(carried.entries, max_shard_bytes), *_shards(own, max_shard_bytes)]
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     if len(shards) == 1:
         names = [SINGLE]
@@ -396,7 +396,8 @@ def _shards(entries: Mapping[str, Entry], max_bytes: float) -> Iterator[list[str
             shard, size = [], 0
         shard.append(name)
         size += needed
-    yield shard
+    if shard:
+        yield shard
 
 
 def _write_json(file: Path, value: Any) -> None:

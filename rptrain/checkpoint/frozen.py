@@ -1,7 +1,7 @@
-"""The frozen units of a run. Checkpoints leave them out; they are read again from the model's own files.
+"""The frozen units and carried tensors of a run. Checkpoints leave them out; they are read from the model's own files.
 
-`frozen` in a checkpoint's meta has the patterns that select them, the format in which they are stored, whether they
-were randomly initialized and with which seed, and their hashes.
+`frozen` in a checkpoint's meta has the patterns that select the units, the format in which they are stored, whether
+they were randomly initialized and with which seed, and the hashes of units and tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,12 +56,23 @@ def hashes(flats: Flats) -> dict[str, str]:
     return found
 
 
-def check(meta: Mapping[str, Any], found: Mapping[str, str], kind: str = "sha256") -> None:
-    """UserError if hashes of units, or of `carried` tensors, differ from those in the meta of a checkpoint."""
+def check(meta: Mapping[str, Any], found: Mapping[str, str]) -> None:
+    """UserError if hashes of units differ from those in the meta of a checkpoint."""
     for name, digest in found.items():
-        if meta["frozen"].get(kind, {}).get(name) != digest:
-            what = f"the frozen weights of {name}" if kind == "sha256" else f"the tensor {name}"
-            raise UserError(f"{what} changed since the run started: restore the files in {meta['model_dir']}")
+        if meta["frozen"]["sha256"].get(name) != digest:
+            raise UserError(
+                f"the frozen weights of {name} changed since the run started: restore the files in {meta['model_dir']}"
+            )
+
+
+def check_carried(meta: Mapping[str, Any], found: Mapping[str, str]) -> None:
+    """UserError if the carried tensors, with these hashes, are not exactly those in the meta of a checkpoint."""
+    known = meta.get("frozen", {}).get("carried", {})
+    for name in sorted(known.keys() | found.keys()):
+        if found.get(name) == known.get(name):
+            continue
+        what = "was added" if name not in known else "changed" if name in found else "was removed"
+        raise UserError(f"the tensor {name} {what} since the run started: restore the files in {meta['model_dir']}")
 
 
 def check_base(checkpoint: Path, meta: Mapping[str, Any]) -> None:

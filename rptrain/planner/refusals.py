@@ -62,7 +62,7 @@ def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -
         if resumed is None or forks(*resumed):
             checks.make("save.output_dir", check_creatable, config.save.output_dir, config.log.run_name or "run")
         checks.make("model.path", check_base_files, model_dir)
-        if resumed is None or spec.frozen:
+        if resumed is None or spec.frozen or spec.carried:
             with checks.about("model.path"):
                 files = find_files(config, model_dir, spec)
                 checks.make("train.method", check_adapters, config, files)

@@ -55,7 +55,7 @@ class Job:
     plan: RunPlan
     memory: MemoryPlan
     total_steps: int
-    own_config: bool = False  # whether the model's config is not that in the files: a text model alone, or a found tie
+    own_config: bool = False  # not that of the files: of a text model alone, or with tie_word_embeddings added
 
     @property
     def devices(self) -> tuple[str, ...]:

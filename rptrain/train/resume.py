@@ -82,8 +82,8 @@ def restore(
 
     If it is damaged, the one before it is used, and so on; the damaged ones are then renamed, and an event is emitted
     for each. Damaged is raised if all are damaged, or for this one if the config names it or it belongs to another run.
-    UserError if the frozen weights, which `frozen_units` describes, have changed. If several `processes` train the
-    model, all call this, and use the same checkpoint.
+    UserError if the frozen weights or carried tensors, which `frozen_units` describes, have changed. If several
+    `processes` train the model, all call this, and use the same checkpoint.
     """
     named = Path(job.config.save.resume).resolve() == checkpoint.resolve()
     own = checkpoint.parent.resolve() == run.checkpoints_path.resolve()
@@ -112,7 +112,7 @@ def restore(
         emit(CheckpointDamaged(str(other), str(error)))
     if frozen_units is not None:
         frozen.check(state["meta"], frozen_units["sha256"])
-        frozen.check(state["meta"], frozen_units.get("carried", {}), "carried")
+    frozen.check_carried(state["meta"], (frozen_units or {}).get("carried", {}))
     return path, state
 
 
@@ -122,9 +122,8 @@ def _check_model(run: RunDir) -> None:
     try:
         registry.locate(path)
     except UserError as error:
-        raise UserError(
-            f"{error}\n{run.path} cannot be resumed without its model: put it back to {path}, or a link to it"
-        ) from error
+        advice = f": put it back to {path}, or a link to it" if Path(path).is_absolute() else ""
+        raise UserError(f"{error}\n{run.path} cannot be resumed without its model{advice}") from error
 
 
 def _check_adapter(checkpoint: Path, state: dict[str, Any], job: Job) -> None:

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
-from rptrain.models.weights.safetensors_io import DTYPES, FLOATS, as_bytes
+from rptrain.models.weights.safetensors_io import DTYPES, FLOATS, as_bytes, read_header, write
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -58,12 +58,39 @@ def test_a_run_with_other_ones_is_refused(folder) -> None:
     with pytest.raises(UserError, match=r"eh_proj.weight changed since the run started"):
         export(run.path, folder / "exported")
     assert not (folder / "exported").exists()
+    resume = ("train.max_steps=3", f"save.resume={run.checkpoints()[-1]}")
     with pytest.raises(UserError, match=r"the tensor .*eh_proj.weight changed since the run started"):
-        tools.train_here(folder, "train.max_steps=3", f"save.resume={run.checkpoints()[-1]}")
+        tools.train_here(folder, *resume)
     del tensors["model.layers.2.eh_proj.weight"]
     save_file(tensors, weights, {"format": "pt"})
     with pytest.raises(UserError, match=r"eh_proj.weight is missing from .*model"):
         export(run.path, folder / "exported")
+    with pytest.raises(UserError, match=r"the tensor .*eh_proj.weight was removed since the run started"):
+        tools.train_here(folder, *resume)
+
+
+def test_a_run_with_none_left_or_with_new_ones_is_refused(folder) -> None:
+    weights = folder / "model/model.safetensors"
+    tensors = load_file(weights)
+    own = {name: tensor for name, tensor in tensors.items() if name not in EXTRA}
+    for before, after, what in ((tensors, own, "removed"), (own, tensors, "added")):
+        save_file(before, weights, {"format": "pt"})
+        run = tools.train_here(folder, "train.max_steps=2", f"log.run_name={what}")
+        save_file(after, weights, {"format": "pt"})
+        with pytest.raises(UserError, match=rf"the tensor model\.layers\.2\.\S+ was {what} since the run started"):
+            tools.train_here(folder, "train.max_steps=3", f"save.resume={run.checkpoints()[-1]}")
+
+
+def test_all_tensors_of_an_export_are_aligned(folder) -> None:
+    weights = folder / "model/model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in reversed(load_file(weights).items())}
+    write(weights, {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()}, tensors.values())
+    assert not all(stored.offset % stored.dtype.itemsize == 0 for stored in read_header(weights).values())
+    run = tools.train_here(folder, "train.max_steps=2")
+    files = [read_header(file) for file in run.model_path.glob("*.safetensors")]
+    assert len(files) == 2 and files[0].keys() | files[1].keys() > EXTRA.keys()
+    for name, stored in (files[0] | files[1]).items():
+        assert stored.offset % stored.dtype.itemsize == 0, name
 
 
 def test_changed_ones_are_noticed_before_anything_else_is_read(folder, monkeypatch) -> None:

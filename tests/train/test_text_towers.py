@@ -1,6 +1,7 @@
 """Text models inside larger ones go through training, resuming and export, and their other parts stay as they are."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from rptrain.checkpoint.export import export
 from rptrain.models import registry
 from rptrain.models.weights import pretrained
+from rptrain.planner.model import training_model
+from rptrain.planner.refusals import look
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -194,3 +197,13 @@ def test_a_head_that_the_config_ties(folder) -> None:
     check(False, {}, whole=None)
     with pytest.raises(UserError, match=r"lm_head\.weight is missing"):
         check(False, {}, whole=False)
+
+
+def test_a_plan_of_a_resumed_run_names_missing_weights(source, tmp_path) -> None:
+    shutil.copytree(source, tmp_path / "model")
+    run = tools.train_here(tmp_path, "train.max_steps=2")
+    for file in (tmp_path / "model").glob("*.safetensors"):
+        file.unlink()
+    resolved = tools.write_config(tmp_path, "train.max_steps=3", f"save.resume={run.checkpoints()[-1]}")
+    refusals = look(resolved, resolved.config, *training_model(resolved.config)).refusals
+    assert [refusal.key for refusal in refusals] == ["model.path"] and "safetensors" in refusals[0].message
