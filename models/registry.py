@@ -143,10 +143,9 @@ def text_only(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config if tower is None else tower.text_config(config)
 
 
-def may_tie(config: Mapping[str, Any]) -> bool:
-    """Whether the embedding of a model with a text model and other parts is the head if its files have no head."""
-    tower = TOWERS.get(_architecture(config))
-    return tower is not None and tower.may_tie(config)
+def has_other_parts(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes a model with a text model and other parts."""
+    return _architecture(config) in TOWERS
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

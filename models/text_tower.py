@@ -8,8 +8,7 @@ from rptrain.models.spec import ModelSpec, Param
 from rptrain.utils.errors import UserError
 
 # Settings of the whole model that hold for its text model, unless that has its own.
-SHARED = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
-SHARED += ("bos_token_id", "eos_token_id", "pad_token_id")
+SHARED = ("dtype", "torch_dtype", "quantization_config", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,10 @@ class TextTower:
     carried: tuple[str, ...]  # patterns of the tensors of other parts
 
     def text_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config.json of the text model alone. Raises UserError if it is not a text model of this architecture."""
+        """The config.json of the text model alone. Raises UserError if it is not a text model of this architecture.
+
+        Whether the embedding is the head is what the whole config says, and on by default, as in transformers.
+        """
         nested = config.get("text_config")
         if not isinstance(nested, Mapping):
             raise UserError(f"config.json: text_config must be a JSON object: it describes the text model of {self}")
@@ -34,14 +36,8 @@ class TextTower:
             raise UserError(f"config.json: text_config.model_type {kind!r} is not supported in {self}; {known} are")
         shared = {key: config[key] for key in SHARED if nested.get(key) is None and config.get(key) is not None}
         own = {key: value for key, value in nested.items() if key != "architectures"}
-        return {**own, **shared, "model_type": kind}
-
-    def may_tie(self, config: Mapping[str, Any]) -> bool:
-        """Whether the embedding is the head if the weights have no head. transformers reads the setting of the whole
-        model, which is on by default, and not that of the text model.
-        """
-        nested = config.get("text_config")
-        return isinstance(nested, Mapping) and config.get("tie_word_embeddings") in (None, True)
+        tied = config.get("tie_word_embeddings", True)
+        return {**own, **shared, "tie_word_embeddings": tied, "model_type": kind}
 
     def wrap(self, text: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
         """The text model with the names that its tensors have in the whole model of this config.json."""

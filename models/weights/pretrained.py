@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from math import lcm, prod
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.quant import Quantized, finite
-from rptrain.models.registry import may_tie, read_config
+from rptrain.models.registry import has_other_parts, read_config
 from rptrain.models.spec import CheckpointPart, ModelShape, ModelSpec, Param
 from rptrain.models.weights import mxfp4, quantized
 from rptrain.models.weights.carried import NOTHING, Carried
@@ -35,12 +35,11 @@ Held = Callable[[int, str], Tensor | Quantized]  # the same in its stored form
 SINGLE = "model.safetensors"
 SHARDS = "model-*-of-*.safetensors"
 INDEX = "model.safetensors.index.json"
-TIED_HEAD = "lm_head.weight"
+TIED_HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 BUFFER = ".rotary_emb.inv_freq"  # tensors in old checkpoints that are computed from the config
 DRAWN = 1 << 20  # numbers drawn at a time, so that threads rarely contend; a multiple of DRAWN_UNIT
 DRAWN_UNIT = 16  # numbers that torch draws together
-COMPARED = 64  # rows of a stored head and of the embedding
-CHECKED = 1 << 20  # numbers checked at a time, so that all threads have work
+CHECKED = 1 << 20  # numbers checked or compared at a time, so that all threads have work
 
 
 @dataclass(frozen=True)
@@ -89,15 +88,25 @@ class _Place:
 def model_config(directory: Path) -> Mapping[str, Any]:
     """The config.json of a directory with weights.
 
-    If the weights of a model with a text model and other parts have no head, it says that the embedding is the head, as
-    transformers decides. Raises UserError if the config.json is invalid, or if the files cannot be read.
+    For a model with a text model and other parts, it says whether the embedding is the head, as transformers decides:
+    unless the config.json says no, or the files have a head that differs. Raises UserError if the config.json is
+    invalid.
     """
     config = read_config(directory)
-    if not may_tie(config) or not any(directory.glob("*.safetensors")):
+    if not has_other_parts(config) or config.get("tie_word_embeddings", True) is not True:
         return config
-    if any(name.endswith(TIED_HEAD) for file in find_files(directory) for name in read_header(file)):
-        return config
-    return {**config, "text_config": {**config["text_config"], "tie_word_embeddings": True}}
+    tensors = stored_tensors(directory).items()
+    heads, embeddings = ([tensor for name, tensor in tensors if name.endswith(kind)] for kind in (TIED_HEAD, EMBEDDING))
+    tied = all(_same(head, embedding) for head in heads for embedding in embeddings)
+    return {**config, "tie_word_embeddings": tied}
+
+
+def stored_tensors(directory: Path) -> dict[str, Stored]:
+    """The tensors of a checkpoint by name; empty if its files cannot be read, which `check` reports."""
+    try:
+        return {name: tensor for file in find_files(directory) for name, tensor in read_header(file).items()}
+    except UserError:
+        return {}
 
 
 def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
@@ -148,8 +157,11 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     if problems := missing + extra + shapes + sorted(wide):
         shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
         raise UserError(f"the weights in {directory} do not fit its config.json:\n- " + "\n- ".join(shown))
-    if spec.tied and (head := stored.get(TIED_HEAD)):
-        _check_tied(stored[spec.units[0].params[0].parts[0].key], head)
+    if spec.tied and (head := stored.get(TIED_HEAD)) and not _same(head, stored[spec.units[0].params[0].parts[0].key]):
+        raise UserError(
+            f"{head.file}: lm_head.weight differs from the embedding, and config.json says that it does not: set "
+            "tie_word_embeddings to false there"
+        )
     carried = {names[name]: tensor for name, tensor in carried.items()}
     return WeightFiles(directory, {name: stored[name] for name in wanted}, carried, stamps)
 
@@ -296,7 +308,8 @@ def _config(spec: ModelShape, dtype: torch.dtype) -> dict[str, Any]:
     config = {key: value for key, value in spec.config.items() if key not in ("torch_dtype", "quantization_config")}
     if spec.stored_prefixes:
         text = {key: value for key, value in spec.text_config.items() if key not in ("torch_dtype", "dtype")}
-        config |= {"text_config": text, "tie_word_embeddings": spec.tied}
+        tied = {"tie_word_embeddings": spec.tied}
+        config |= {"text_config": text | tied, **tied}
     return config | {"architectures": [spec.architecture], "dtype": str(dtype).removeprefix("torch.")}
 
 
@@ -334,18 +347,22 @@ def _taken_apart(stored: Mapping[str, Stored], spec: ModelSpec) -> dict[str, Sto
     return taken
 
 
-def _check_tied(embedding: Stored, head: Stored) -> None:
-    """UserError if a stored head differs from the embedding that is to be the head. The first rows are compared."""
-    if (embedding.shape, embedding.dtype) != (head.shape, head.dtype):
-        return
-    shape = min(embedding.shape[0], COMPARED), *embedding.shape[1:]
-    rows = [torch.empty(shape, dtype=embedding.dtype) for _ in range(2)]
-    read([(replace(each, shape=shape), into) for each, into in zip((embedding, head), rows, strict=True)])
-    if not torch.equal(*(each.view(torch.uint8) for each in rows)):
-        raise UserError(
-            f"{head.file}: lm_head.weight differs from the embedding, and config.json says that it does not: set "
-            "tie_word_embeddings to false there"
+def _same(first: Stored, second: Stored) -> bool:
+    """Whether two tensors have the same shape and values. They are read up to the first difference."""
+    if first.shape != second.shape:
+        return False
+    count = prod(first.shape)
+    buffers = torch.empty(2, min(count, CHECKED))
+    for start in range(0, count, CHECKED):
+        size = min(count - start, CHECKED)
+        one, other = (
+            (Stored(each.file, each.offset + start * each.dtype.itemsize, each.dtype, (size,)), into[:size])
+            for each, into in zip((first, second), buffers, strict=True)
         )
+        read([one, other])
+        if not torch.equal(one[1], other[1]):
+            return False
+    return True
 
 
 def _tying(name: str) -> str:

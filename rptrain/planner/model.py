@@ -14,7 +14,6 @@ from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import pieces
 from rptrain.models.weights.quantized import with_base
-from rptrain.models.weights.safetensors_io import read_header
 from rptrain.planner.choose import DTYPES
 from rptrain.planner.hardware import Hardware, sums_at_half_rate
 from rptrain.utils.errors import UserError
@@ -71,12 +70,11 @@ def starts_from_files(config: Config, model_dir: Path) -> bool:
 def carried_bytes(config: Config, spec: ModelShape) -> int:
     """Bytes of the tensors in the model's files that exports copy: models/weights/carried.py."""
     model_dir = registry.locate(config.model.path)
-    if not spec.carried or not starts_from_files(config, model_dir) or not any(model_dir.glob("*.safetensors")):
+    if not spec.carried or not starts_from_files(config, model_dir):
         return 0
     return sum(
         prod(stored.shape) * stored.dtype.itemsize
-        for file in pretrained.find_files(model_dir)
-        for name, stored in read_header(file).items()
+        for name, stored in pretrained.stored_tensors(model_dir).items()
         if spec.carries(name)
     )
 

@@ -381,7 +381,7 @@ TOWER = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "m
 
 
 def test_the_text_model_of_a_larger_one() -> None:
-    """Settings of the whole model count where text_config leaves them out."""
+    """Settings of the whole model count where text_config leaves them out, and tie_word_embeddings always."""
     text = {key: value for key, value in MISTRAL.items() if key != "architectures"}
     whole = {**TOWER, "dtype": "bfloat16", "tie_word_embeddings": True, "text_config": text}
     spec = registry.build(whole)
@@ -393,7 +393,9 @@ def test_the_text_model_of_a_larger_one() -> None:
         "model_type": "mistral",
     }
     assert registry.text_only(text) == text
-    assert not registry.build({**whole, "text_config": {**text, "tie_word_embeddings": False}}).tied
+    assert registry.build({**whole, "text_config": {**text, "tie_word_embeddings": False}}).tied
+    text["tie_word_embeddings"] = True
+    assert not registry.build({**whole, "tie_word_embeddings": False, "text_config": text}).tied
 
 
 def test_ministral_3_as_transformers_reads_it() -> None:

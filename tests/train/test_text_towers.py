@@ -2,7 +2,11 @@
 
 import json
 import shutil
+from collections.abc import Mapping
+from copy import deepcopy
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,22 +38,36 @@ VISION = {
 }
 
 
+HEAD, EMBEDDING = "language_model.lm_head.weight", "language_model.model.embed_tokens.weight"
+
+
+def write_tower(folder: Path, text: Mapping[str, Any], tied: bool, max_shard_size: str = "1GB") -> None:
+    """A model with this text model and a vision tower, as transformers saves it."""
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    tools.write_model(folder, **text)
+    config = Mistral3Config(text_config=registry.read_config(folder), vision_config=VISION, tie_word_embeddings=tied)
+    torch.manual_seed(3)
+    model = Mistral3ForConditionalGeneration(config)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+
+
+@pytest.fixture(scope="module")
+def tower(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tower") / "model"
+    write_tower(folder, TEXT, False)
+    return folder
+
+
 @pytest.fixture(scope="module", params=["apart", "tied", "shards"])
 def source(request, tmp_path_factory) -> Path:
     """A directory whose model has a text model and a vision tower, as transformers saves it, and with "shards" as
     Mistral Small is published: the head is apart, and the config does not say so.
     """
-    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
-
     folder = tmp_path_factory.mktemp("tower") / "model"
     tied, shards = request.param == "tied", request.param == "shards"
-    tools.write_model(folder, **(MISTRAL if shards else TEXT))
-    text = registry.read_config(folder)
-    config = Mistral3Config(text_config=text, vision_config=VISION, tie_word_embeddings=tied)
-    torch.manual_seed(3)
-    model = Mistral3ForConditionalGeneration(config)
-    (folder / "model.safetensors").unlink()
-    model.save_pretrained(folder, max_shard_size="20KB" if shards else "1GB")
+    write_tower(folder, MISTRAL if shards else TEXT, tied, "20KB" if shards else "1GB")
     assert len([*folder.glob("*.safetensors")]) == (3 if shards else 1)
     described = json.loads((folder / "config.json").read_text())
     if shards:
@@ -102,6 +120,8 @@ def test_trained_resumed_and_exported(folder) -> None:
         assert others(directory) == others(folder / "model")
         assert tensors(directory).keys() == tensors(folder / "model").keys()
         assert (directory / "preprocessor_config.json").exists()
+        described = registry.read_config(directory)
+        assert described["tie_word_embeddings"] == described["text_config"]["tie_word_embeddings"]
         model = theirs(directory)
         assert model.config.architectures == ["Mistral3ForConditionalGeneration"]
     same_logits(theirs(again.model_path), again.model_path)
@@ -170,33 +190,51 @@ def test_frozen_and_file_backed_weights_by_both_names(folder) -> None:
     assert "language_model.model.norm.weight" not in kept
 
 
-def test_a_head_that_the_config_ties(folder) -> None:
-    """A stored head must be the embedding if the text model's config ties it; without a stored head, the setting of the
-    whole model decides.
-    """
-    stored, own = tensors(folder / "model"), folder / "own"
-    own.mkdir()
-    described = json.loads((folder / "model/config.json").read_text())
-    head, embedding = "language_model.lm_head.weight", stored["language_model.model.embed_tokens.weight"]
+@pytest.mark.parametrize("kind", ["none", "equal", "different", "last-row-differs"])
+def test_a_head_is_tied_as_in_transformers(kind, tower, tmp_path, monkeypatch) -> None:
+    """By the setting of the whole config, of text_config (None: missing), and the head in the files."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
-    def check(tied: bool, heads: dict[str, torch.Tensor], whole: bool | None = True) -> None:
-        described["text_config"]["tie_word_embeddings"] = tied
-        (own / "config.json").write_text(json.dumps({**described, "tie_word_embeddings": whole}))
-        rest = {name: tensor for name, tensor in stored.items() if name != head}
-        save_file(rest | heads, own / "model.safetensors")
-        spec = registry.build(pretrained.model_config(own))
-        pretrained.check(own, spec)
-        assert spec.tied == (tied or not heads)
+    monkeypatch.setattr(pretrained, "CHECKED", 100)  # numbers compared at a time
+    stored, described = tensors(tower), json.loads((tower / "config.json").read_text())
+    embedding = stored[EMBEDDING]
+    heads = {"equal": embedding, "different": embedding + 1, "last-row-differs": embedding.clone()}
+    heads["last-row-differs"][-1, -1] += 1
+    head = {HEAD: heads[kind].clone()} if kind != "none" else {}
+    save_file({name: tensor for name, tensor in stored.items() if name != HEAD} | head, tmp_path / "model.safetensors")
 
-    check(True, {})
-    check(True, {head: embedding.clone()})
-    with pytest.raises(UserError, match=r"lm_head\.weight differs from the embedding"):
-        check(True, {head: embedding + 1})
-    check(False, {head: embedding + 1})
-    check(False, {})
-    check(False, {}, whole=None)
-    with pytest.raises(UserError, match=r"lm_head\.weight is missing"):
-        check(False, {}, whole=False)
+    for whole, text in product((None, True, False), repeat=2):
+        config = deepcopy(described)
+        for part, tied in ((config, whole), (config["text_config"], text)):
+            del part["tie_word_embeddings"]
+            part |= {} if tied is None else {"tie_word_embeddings": tied}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        spec = registry.build(pretrained.model_config(tmp_path))
+        model, info = AutoModelForImageTextToText.from_pretrained(tmp_path, output_loading_info=True)
+        assert spec.tied == (model.lm_head.weight is model.get_input_embeddings().weight)
+        if missing := info["missing_keys"]:
+            assert missing == {pretrained.TIED_HEAD}
+            with pytest.raises(UserError, match=r"lm_head\.weight is missing"):
+                pretrained.check(tmp_path, spec)
+        else:
+            pretrained.check(tmp_path, spec)
+        random = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(tmp_path))
+        assert registry.build(registry.text_only(config)).tied == random.config.tie_word_embeddings
+        assert (random.lm_head.weight is random.get_input_embeddings().weight) == random.config.tie_word_embeddings
+
+
+def test_a_missing_shard_is_refused_after_the_plan(tower, tmp_path) -> None:
+    shutil.copytree(tower, tmp_path / "model")
+    stored = [*tensors(tower)]
+    names = {name: f"model-0000{1 + (name == EMBEDDING)}-of-00002.safetensors" for name in stored}
+    (tmp_path / "model/model.safetensors").rename(tmp_path / "model/model-00001-of-00002.safetensors")
+    (tmp_path / "model" / pretrained.INDEX).write_text(json.dumps({"weight_map": names}))
+    tools.write_config(tmp_path)
+    shown = tools.invoke("plan", "--config", tmp_path / "run.toml")
+    assert shown.exit_code == 2
+    plan, refusal = shown.output.split("The run cannot start: ")
+    assert "exported model" in plan
+    assert "lacks 1 of 2 shards: model-00002-of-00002.safetensors" in " ".join(refusal.split())
 
 
 def test_a_plan_of_a_resumed_run_names_missing_weights(source, tmp_path) -> None:
