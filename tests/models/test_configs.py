@@ -48,23 +48,19 @@ LLAMA3 = {
 
 
 @pytest.mark.parametrize(
-    ("preset", "parameters", "layers", "tied"),
+    ("preset", "layers", "tied"),
     [
-        ("qwen3-1.7b", 1_720_574_976, 28, True),
-        ("llama-3.1-8b", 8_030_261_248, 32, False),
-        ("qwen3-32b", 32_762_123_264, 64, False),
-        ("qwen2.5-7b", 7_615_616_512, 28, False),
-        ("mistral-7b", 7_241_732_096, 32, False),
-        ("granite-3.3-8b", 8_170_864_640, 40, True),
-        ("olmo-3-7b", 7_298_011_136, 32, False),
-        ("olmo-3-32b", 32_233_522_176, 64, False),
-        ("smollm3-3b", 3_075_098_624, 36, True),
-        ("seed-oss-36b", 36_151_104_512, 64, False),
+        ("qwen3-1.7b", 28, True),
+        ("llama-3.1-8b", 32, False),
+        ("qwen3-32b", 64, False),
+        ("qwen2.5-7b", 28, False),
+        ("mistral-7b", 32, False),
+        ("smollm3-3b", 36, True),
     ],
 )
-def test_presets_have_the_published_sizes(preset, parameters, layers, tied) -> None:
+def test_layers_and_work_of_presets(preset, layers, tied) -> None:
     spec = registry.build(registry.read_config(registry.locate(preset)))
-    assert (spec.num_parameters, len(spec.layers), spec.tied) == (parameters, layers, tied)
+    assert (len(spec.layers), spec.tied) == (layers, tied)
     assert [layer.name for layer in spec.stack] == [*(f"layers.{i}" for i in range(layers)), "head"]
     assert [unit.name for unit in spec.units] == [
         "embed", *(f"layers.{i}" for i in range(layers)), "norm", *([] if tied else ["head"])
@@ -244,8 +240,6 @@ def test_layers_for_multi_token_prediction_are_carried(config) -> None:
             "1 of 3 groups of experts have fewer than",
         ),
         ({**GLM, "first_k_dense_replace": -1}, "first_k_dense_replace must be a positive whole number or 0"),
-        ({**GLM, "n_shared_experts": 5000}, "n_shared_experts is at most 4096, not 5000"),
-        ({**GLM, "num_nextn_predict_layers": 2000}, "num_nextn_predict_layers is at most 1000, not 2000"),
         ({**GLM, "routed_scaling_factor": 0}, "routed_scaling_factor must be a positive number"),
         ({**MINIMAX, "scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; 'sigmoid' is"),
         ({**MINIMAX, "shared_intermediate_size": 64}, "shared_intermediate_size 64 is not supported; 0 is"),

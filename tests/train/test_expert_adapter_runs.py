@@ -1,4 +1,4 @@
-"""Whole runs that train adapters of MLPs with experts: resumed, exported, merged, gone on from, planned, asked."""
+"""Whole runs that train adapters of MLPs with experts: resumed, exported, merged, continued, planned, asked."""
 
 import json
 import signal
@@ -29,17 +29,9 @@ EXPERTS = {
     "norm_topk_prob": True,
     "num_hidden_layers": 2,
 }
-GLM = {
-    "architectures": ["Glm4MoeForCausalLM"],
-    "model_type": "glm4_moe",
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 12,
-    "num_hidden_layers": 2,
-}
 WEIGHTS = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")  # of the first layer, and of the shared expert
 WITH_WEIGHTS = (*LORA[:2], f"lora.target_parameters={['experts.gate_up_proj', 'down_proj', *WEIGHTS]}", LORA[-1])
-MODELS = {"qwen3-moe": (EXPERTS, LORA), "glm4-moe": (GLM, WITH_WEIGHTS)}
+MODELS = {"qwen3-moe": (EXPERTS, LORA), "glm4-moe": (tools.GLM, WITH_WEIGHTS)}
 models = pytest.mark.parametrize(("folder", "lora"), MODELS.values(), ids=MODELS, indirect=["folder"])
 IDS = torch.arange(20).view(2, 10)
 
@@ -93,7 +85,7 @@ def test_killed_and_resumed_on_another_number_of_workers(folder, lora, trainers)
 @pytest.mark.parametrize(
     ("folder", "lora"), [MODELS["qwen3-moe"], long(*MODELS["glm4-moe"])], ids=MODELS, indirect=["folder"]
 )
-def test_an_adapter_is_gone_on_from(folder, lora):
+def test_an_adapter_is_continued(folder, lora):
     first = tools.train_here(folder, *lora)
     more = (f"lora.adapter={first.model_path}", "log.run_name=again", "optim.learning_rate=1e-30")
     again = tools.train_here(folder, *lora, *more)
