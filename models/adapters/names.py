@@ -124,7 +124,7 @@ def saved_modules(spec: ModelSpec, wanted: Iterable[str], targets: set[str]) -> 
         if both := matched & targets:
             raise UserError(
                 f"lora.modules_to_save: {min(both)} has an adapter by lora.target_modules or lora.target_parameters, "
-                "and is to be trained whole: take it out of one of them"
+                "and is also in lora.modules_to_save: remove it from one"
             )
         found |= matched
     return found

@@ -1,4 +1,4 @@
-"""Adapters in PEFT's files: stock PEFT loads what is written, what PEFT writes is gone on from, and damage is found."""
+"""Adapters in PEFT's files: stock PEFT loads what is written, what PEFT writes is continued, and damage is found."""
 
 import json
 import logging
@@ -118,7 +118,7 @@ def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
     torch.testing.assert_close(theirs.eval()(IDS.view(2, 11)).logits.flatten(0, 1), expected, rtol=1e-5, atol=1e-5)
 
 
-def assert_gone_on_from(theirs, directory, settings, folder) -> None:
+def assert_continued(theirs, directory, settings, folder) -> None:
     """What PEFT writes of a model in `directory` is read, and computes the same."""
     theirs.save_pretrained(folder)
     ours = trained(directory, settings)
@@ -136,12 +136,12 @@ def assert_gone_on_from(theirs, directory, settings, folder) -> None:
 @pytest.mark.parametrize(
     "settings", [SETTINGS["some"], SETTINGS["dora"], SETTINGS["trained-whole"]], ids=["some", "dora", "trained-whole"]
 )
-def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
+def test_what_peft_writes_is_continued(base, settings, tmp_path) -> None:
     model, directory = base
     targets = list(settings.target_modules) if isinstance(settings.target_modules, tuple) else ["q_proj", "o_proj"]
     settings = replace(settings, lora_alpha=8, target_modules=tuple(targets))
     theirs, _ = in_peft(model, settings, targets)
-    assert_gone_on_from(theirs, directory, settings, tmp_path)
+    assert_continued(theirs, directory, settings, tmp_path)
 
 
 def wrapped(tensors):
@@ -252,7 +252,7 @@ def test_a_changed_file_or_config_is_found(base, damage, tmp_path) -> None:
         ({"base_model_name_or_path": ["llama"]}, "adapter_config.json: base_model_name_or_path must be text, not ["),
     ],
 )
-def test_adapters_that_are_not_gone_on_from(base, changes, message, tmp_path) -> None:
+def test_adapters_that_are_not_continued(base, changes, message, tmp_path) -> None:
     _, directory = base
     settings = LoRA(r=2)
     model = trained(directory, settings)
@@ -269,7 +269,7 @@ def test_adapters_that_are_not_gone_on_from(base, changes, message, tmp_path) ->
 
 @llama
 @pytest.mark.parametrize(("alpha", "stored"), [(16, 16.0), (0.5, 0.5)])
-def test_an_alpha_with_a_point_is_gone_on_from(base, alpha, stored, tmp_path) -> None:
+def test_an_alpha_with_a_point_is_continued(base, alpha, stored, tmp_path) -> None:
     _, directory = base
     settings = LoRA(r=2, lora_alpha=alpha)
     written(trained(directory, settings), settings, directory, tmp_path / "a")

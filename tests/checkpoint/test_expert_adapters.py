@@ -1,6 +1,6 @@
 """Adapters of MLPs' parameters in models with experts, in PEFT's files.
 
-Stock PEFT loads them, they merge, and what PEFT writes is gone on from.
+Stock PEFT loads them, they merge, and what PEFT writes is continued.
 """
 
 import json
@@ -15,7 +15,7 @@ from rptrain.models import registry
 from rptrain.models.adapters.lora import LoRA, merged, with_lora, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
-from tests.checkpoint.test_adapter import assert_gone_on_from, base, trained, written
+from tests.checkpoint.test_adapter import assert_continued, base, trained, written
 from tests.models.adapters.test_lora import IDS, in_peft
 from tests.models.conftest import make_micro_batch
 
@@ -82,16 +82,16 @@ def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
 
 
 @cases
-def test_what_peft_writes_is_gone_on_from(base, settings, tmp_path) -> None:
+def test_what_peft_writes_is_continued(base, settings, tmp_path) -> None:
     model, directory = base
     if settings.target_modules == "all-linear":
         settings = replace(settings, target_modules=("q_proj", "o_proj"))
     theirs, _ = in_peft(model, settings, settings.target_modules)
-    assert_gone_on_from(theirs, directory, settings, tmp_path)
+    assert_continued(theirs, directory, settings, tmp_path)
 
 
 @pytest.mark.parametrize("base", ["gpt-oss"], indirect=True)
-def test_adapters_of_other_parameters_are_not_gone_on_from(base, tmp_path) -> None:
+def test_adapters_of_other_parameters_are_not_continued(base, tmp_path) -> None:
     _, directory = base
     made = SETTINGS["both-rslora"]
     written(trained(directory, made), made, directory, tmp_path / "a")

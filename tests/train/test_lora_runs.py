@@ -1,4 +1,4 @@
-"""Whole runs that train adapters: killed and resumed, on other workers, exported, merged, gone on from, asked."""
+"""Whole runs that train adapters: killed and resumed, on other workers, exported, merged, continued, asked."""
 
 import json
 import shutil
@@ -157,7 +157,7 @@ def test_where_the_base_of_an_adapter_is_can_be_written_into_it(folder, base):
 
 
 @pytest.mark.parametrize("kind", [(), ("lora.use_dora=true", "lora.lora_dropout=0")], ids=["lora", "dora"])
-def test_an_adapter_is_gone_on_from(folder, kind):
+def test_an_adapter_is_continued(folder, kind):
     first = tools.train_here(folder, *LORA, *kind)
     again = tools.train_here(
         folder, *LORA, *kind, f"lora.adapter={first.model_path}", "log.run_name=again", "optim.learning_rate=1e-30"
@@ -233,7 +233,7 @@ def test_plan_counts_two_bytes_a_frozen_parameter_and_bench_runs(folder):
 
 
 @pytest.mark.long
-def test_the_bundled_example_is_gone_on_from_with_adapters(tmp_path):
+def test_the_bundled_example_is_continued_with_adapters(tmp_path):
     """Trained whole for some steps, then adapted: `rptrain --config` on what the first run left."""
     example = tools.Path(__file__).parents[2] / "rptrain.toml"
     shared = (f"save.output_dir={tmp_path}/runs", "eval.questions=0", "train.max_steps=4", "engine.devices=cpu:2")

@@ -72,7 +72,7 @@ SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
         (
             "Glm4MoeForCausalLM",
             {"target_parameters": ("mlp.down_proj.weight",), "modules_to_save": ("mlp.down_proj",)},
-            "model.layers.0.mlp.down_proj has an adapter by lora.target_modules or lora.target_parameters, and is to",
+            "mlp.down_proj has an adapter by lora.target_modules or lora.target_parameters, and is also in lora",
         ),
         (
             "MiniMaxM2ForCausalLM",
