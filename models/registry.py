@@ -119,11 +119,11 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     two name different models.
     """
     architecture = _architecture(config)
-    by_type = MODEL_TYPES.get(str(config.get("model_type")))
-    if by_type is not None and architecture in {**BUILDERS, **TOWERS} and architecture != by_type:
+    kind = config.get("model_type")
+    if kind and architecture in {**BUILDERS, **TOWERS} and architecture != MODEL_TYPES.get(str(kind)):
         raise UserError(
-            f"config.json: architectures names {architecture}, but model_type {config['model_type']!r} is that of "
-            f"{by_type}, which transformers would load: correct the wrong one"
+            f"config.json: architectures names {architecture}, but model_type {kind!r} names another model, which "
+            "transformers would load: correct the wrong one"
         )
     if architecture in BUILDERS:
         return BUILDERS[architecture](config)

@@ -260,7 +260,18 @@ def test_layers_for_multi_token_prediction_are_carried(config) -> None:
         ({**CONFIG, "head_dim": 1024}, "head_dim is at most 512, not 1024"),
         ({**CONFIG, "hidden_size": 2056}, "head_dim is at most 512, not 514"),
         ({**CONFIG, "architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported; supported are"),
-        ({**CONFIG, "model_type": "granite"}, "names LlamaForCausalLM, but model_type 'granite' is that of Granite"),
+        *(
+            ({**config, "model_type": kind}, f"architectures names {name}ForCausalLM, but model_type '{kind}' names an")
+            for config, name, kind in (
+                (CONFIG, "Llama", "granite"),
+                (CONFIG, "Llama", "cohere"),
+                (CONFIG, "Llama", "gemma"),
+                (MISTRAL, "Mistral", "mixtral"),
+                (QWEN2, "Qwen2", "qwen2_moe"),
+                (PHI3, "Phi3", "phimoe"),
+            )
+        ),
+        ({**CONFIG, "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "llava"}, "'llava' names"),
         ({**MINIMAX, "attn_type_list": [1, 0]}, "attn_type_list must be a list of 1"),
         ({"model_type": "gemma"}, "'gemma'"),
         ({}, "no architecture named"),
