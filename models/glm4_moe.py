@@ -26,10 +26,12 @@ DEFAULTS = {  # for missing keys of config.json
     "norm_topk_prob": True,
 }
 
+ALIASES = (("num_local_experts", "n_routed_experts"), ("num_nextn_predict_layers", "num_mtp_layers"))
+
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = with_defaults(config, DEFAULTS, ("partial_rotary_factor",))
+    filled = with_defaults(config, DEFAULTS, ("partial_rotary_factor",), ALIASES)
     found: list[str] = []
     experts, active = read_experts(filled, "n_routed_experts", found)
     groups = read_groups(filled, experts, active, found)

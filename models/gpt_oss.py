@@ -11,6 +11,7 @@ from rptrain.models.spec import CheckpointPart, ModelSpec, Param, Unit
 from rptrain.models.weights.hf_config import Sizes, read_experts, read_number, read_shape, read_windows, with_defaults
 
 ARCHITECTURE = "GptOssForCausalLM"
+ALIASES = (("num_experts", "num_local_experts"),)
 DEFAULTS = {  # defaults for missing keys of config.json
     "head_dim": 64,
     "num_key_value_heads": 8,
@@ -35,7 +36,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
     Published checkpoints hold the experts in 4 bits (MXFP4); they are dequantized when they are loaded.
     """
-    filled = with_defaults(config, DEFAULTS, ("sliding_window",))
+    filled = with_defaults(config, DEFAULTS, ("sliding_window",), ALIASES)
     found: list[str] = []
     experts, active = read_experts(filled, "num_local_experts", found)
     windows = _windows(filled, found)

@@ -11,6 +11,7 @@ from rptrain.models.weights.hf_config import Sizes, read_experts, read_number, r
 
 ARCHITECTURE = "MiniMaxM2ForCausalLM"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 5_000_000.0}  # for missing keys of config.json
+ALIASES = (("num_experts", "num_local_experts"),)
 ONLY = {  # settings of published files, which transformers does not read, and their only supported values
     "scoring_func": "sigmoid",
     "qk_norm_type": "per_layer",
@@ -24,7 +25,7 @@ OPTIONS = {"qk_norm": True, "whole_qk_norm": True}
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = with_defaults(config, DEFAULTS, ("partial_rotary_factor",))
+    filled = with_defaults(config, DEFAULTS, ("partial_rotary_factor",), ALIASES)
     found = [
         f"{key} {filled[key]!r} is not supported; {value!r} is"
         for key, value in ONLY.items()

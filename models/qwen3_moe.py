@@ -12,6 +12,7 @@ from rptrain.models.weights.hf_config import Sizes, read_experts, read_flag, rea
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
 DEFAULTS = {"num_key_value_heads": 4}  # for missing keys of config.json
+ALIASES = (("num_local_experts", "num_experts"),)
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
@@ -19,19 +20,19 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
     Layers without experts (`mlp_only_layers`, `decoder_sparse_step`) are Qwen3 blocks.
     """
+    filled = with_defaults(config, DEFAULTS, aliases=ALIASES)
     found: list[str] = []
-    key = "num_local_experts" if config.get("num_experts") is None and "num_local_experts" in config else "num_experts"
-    experts, active = read_experts(config, key, found)
-    intermediate = read_number(config, "moe_intermediate_size", found)
-    step = read_number(config, "decoder_sparse_step", found, 1)
-    dense = config.get("mlp_only_layers") or []
-    layers = read_number(config, "num_hidden_layers", [])  # `read_shape` reports the problem
+    experts, active = read_experts(filled, "num_experts", found)
+    intermediate = read_number(filled, "moe_intermediate_size", found)
+    step = read_number(filled, "decoder_sparse_step", found, 1)
+    dense = filled.get("mlp_only_layers") or []
+    layers = read_number(filled, "num_hidden_layers", [])  # `read_shape` reports the problem
     if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < layers for index in dense):
         found.append(f"mlp_only_layers must be a list of layers' numbers, from 0 to {layers - 1}, not {dense!r}")
-    scoring = Scoring(over_chosen=read_flag(config, "norm_topk_prob", found))
-    if read_flag(config, "use_sliding_window", found) and config.get("sliding_window", 4096):
+    scoring = Scoring(over_chosen=read_flag(filled, "norm_topk_prob", found))
+    if read_flag(filled, "use_sliding_window", found) and filled.get("sliding_window", 4096):
         found.append("layers with sliding-window attention are not supported")
-    shape = read_shape(with_defaults(config, DEFAULTS), unsupported=found)
+    shape = read_shape(filled, unsupported=found)
 
     units, blocks = [], []
     for index in range(shape.layers):

@@ -57,10 +57,22 @@ class Shape(Sizes):
 
 
 def with_defaults(
-    config: Mapping[str, Any], defaults: Mapping[str, Any], nullable: Collection[str] = ()
+    config: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    nullable: Collection[str] = (),
+    aliases: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """The config, with defaults for keys that are missing or null. The null of a `nullable` key is a value."""
-    return {**defaults, **{key: value for key, value in config.items() if value is not None or key in nullable}}
+    """The config, with defaults for keys that are missing or null. The null of a `nullable` key is a value.
+
+    `aliases` are pairs of keys for one setting, of which either may be given. The first one wins, as in transformers.
+    """
+    given = dict(config)
+    for first, second in aliases:
+        if first in given:
+            given[second] = given[first]
+        elif second in given:
+            given[first] = given[second]
+    return {**defaults, **{key: value for key, value in given.items() if value is not None or key in nullable}}
 
 
 def read_shape(

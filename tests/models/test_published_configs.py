@@ -43,6 +43,8 @@ SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss-theta": ("gpt_oss", {"rope_theta": 10000, "rope_scaling": None}),
     "gpt-oss-no-yarn": ("gpt_oss", {"rope_parameters": {}}),
     "glm-quarter": ("glm4_moe", {"partial_rotary_factor": 0.25, "rope_scaling": LLAMA3, "rope_theta": 500_000.0}),
+    "glm-mtp": ("glm4_moe", {"num_mtp_layers": 2}),
+    "glm-mtp-both": ("glm4_moe", {"num_mtp_layers": 2, "num_nextn_predict_layers": 3}),
     "glm-null": ("glm4_moe", {"partial_rotary_factor": None}),
     "glm-parameters": ("glm4_moe", {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000}}),
     "minimax-rotary-dim": ("minimax_m2", {"rotary_dim": 32, "rope_theta": 10_000_000}),
@@ -113,7 +115,28 @@ def preset(name: str) -> dict[str, Any]:
     return {**config, **lists, "num_hidden_layers": 4}
 
 
+ALIASES = {  # of the number of experts
+    "qwen3_moe": ("num_experts", "num_local_experts"),
+    "gpt_oss": ("num_local_experts", "num_experts"),
+    "glm4_moe": ("n_routed_experts", "num_local_experts"),
+    "minimax_m2": ("num_local_experts", "num_experts"),
+}
+
+
+def aliased() -> dict[str, dict[str, Any]]:
+    """Configs with the other name of the number of experts, alone and beside the usual one with another number."""
+    cases = {}
+    for kind, (key, alias) in ALIASES.items():
+        config = of_kind(kind)
+        cases[f"{kind}-both"] = {**config, alias: 4}
+        cases[f"{kind}-both-reversed"] = {alias: 4, **config}
+        del config[key]
+        cases[f"{kind}-alias"] = {**config, alias: 5}
+    return cases
+
+
 CASES = {
+    **aliased(),
     **{kind: of_kind(kind) for kind in registry.MODEL_TYPES if kind != "mistral3"},
     **{name: of_kind(kind, **keys) for name, (kind, keys) in SPELLINGS.items()},
     **{f"preset-{name}": preset(name) for name in registry.presets()},
@@ -126,6 +149,8 @@ def test_configs_are_read_as_transformers_reads_them(case) -> None:
     model = theirs(deepcopy(CASES[case]), "meta")
     assert settings(spec) == settings_of(model)
     assert sizes_of(spec) == parameters_by_unit(model)
+    extra = [getattr(model.config, key, 0) for key in ("num_nextn_predict_layers", "num_mtp_modules")]
+    assert len(spec.carried) == sum(extra)
 
 
 def test_truncate_is_refused_where_transformers_does_not_read_it() -> None:
