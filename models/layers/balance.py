@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.batch import Balance
+from rptrain.models import glm4_moe
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.hf_config import read_flag, read_number
@@ -23,12 +24,13 @@ from rptrain.utils.errors import UserError
 def balanced(spec: ModelSpec, coefficient: float | None) -> ModelSpec:
     """The model with this weight of the auxiliary loss; None: the value in config.json, if it enables the loss.
 
-    Raises UserError if the model has no routers.
+    The config.json of GLM cannot enable it: transformers computes no auxiliary loss for GLM. Raises UserError if the
+    model has no routers.
     """
     count = sum(isinstance(layer, MoEBlock) for layer in spec.layers)
     if coefficient and not count:
         raise UserError("train.router_aux_loss_coef needs a model with experts: this model has none")
-    if coefficient is None and count:
+    if coefficient is None and count and spec.architecture != glm4_moe.ARCHITECTURE:
         coefficient = _asked(spec.text_config)
     if not coefficient:
         return spec

@@ -71,6 +71,8 @@ def test_where_its_weight_comes_from() -> None:
         spec = balanced(registry.build(config | changes), given)
         assert spec.router_aux_loss_coef == expected
         assert [getattr(layer, "balance", None) for layer in spec.layers] == [None, expected, None, None]
+    glm = {**COMMON, **VARIANTS["glm4-moe"], "architectures": ["Glm4MoeForCausalLM"], "output_router_logits": True}
+    assert [balanced(registry.build(glm), given).router_aux_loss_coef for given in (None, 0.5)] == [0.0, 0.5]
     with pytest.raises(UserError, match="router_aux_loss_coef must be a positive number, not 'much'"):
         asked = {"output_router_logits": True, "router_aux_loss_coef": "much"}
         balanced(registry.build(config | asked), None)
