@@ -13,6 +13,7 @@ from rptrain.utils.text import quoted
 
 ALL = "all-linear"
 EXPERTS = ("experts_gate_up", "experts_down")  # from the inside out, as PEFT nests their adapters
+WITH_EXPERTS = ("Qwen3MoeForCausalLM", "GptOssForCausalLM", "Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM")
 
 
 def module(part: CheckpointPart) -> str:
@@ -51,7 +52,15 @@ def adaptable_parameters(spec: ModelSpec) -> dict[str, str]:
 
 
 def has_experts(spec: ModelSpec) -> bool:
-    return any(isinstance(layer, MoEBlock) for layer in spec.layers)
+    """Whether the model is of a class with experts. For PEFT it has them even if all layers of this one are dense."""
+    return spec.architecture in WITH_EXPERTS
+
+
+def corrected_routers(spec: ModelSpec) -> set[str]:
+    """The routers with a correction bias. PEFT would save it, too, which adapters leave out."""
+    layers = [layer for layer in spec.layers if isinstance(layer, MoEBlock) and layer.scoring.sigmoid]
+    params = (param for layer in layers for unit in layer.units for param in spec.units[unit].params)
+    return {module(part) for param in params if param.name == "router" for part in param.parts}
 
 
 def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
@@ -121,6 +130,11 @@ def saved_modules(spec: ModelSpec, wanted: Iterable[str], targets: set[str]) -> 
         matched = set(filter(_ending(entry), names))
         if not matched:
             raise UserError(f"lora.modules_to_save: no module matches {_hint(entry, names)}")
+        if refused := matched & corrected_routers(spec):
+            raise UserError(
+                f"lora.modules_to_save: {entry!r} matches {min(refused)}, a router with a correction bias, which "
+                'cannot be trained with adapters: remove it, or use train.method = "full"'
+            )
         if both := matched & targets:
             raise UserError(
                 f"lora.modules_to_save: {min(both)} has an adapter by lora.target_modules or lora.target_parameters, "
@@ -166,6 +180,8 @@ def _why_not(spec: ModelSpec, refused: list[str], able: list[str]) -> str:
             "which can have an adapter only by lora.target_parameters = "
             f"{json.dumps(_in_mlp(parameters[key] for key in keys))}; {_there_are(able)}"
         )
+    if refused[0] in corrected_routers(spec):
+        return f"which can have no adapter; {_there_are(able)}"
     return f"which can have no adapter, but can be trained whole: name it in lora.modules_to_save; {_there_are(able)}"
 
 

@@ -130,6 +130,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
         "tie_word_embeddings": True,
     },
+    "glm4-moe-dense": {"model_type": "glm4_moe", "head_dim": 8, **GLM_EXPERTS, "first_k_dense_replace": 2},
     "minimax-m2": {"model_type": "minimax_m2", "head_dim": 8, **MINIMAX_EXPERTS, "rotary_dim": 4},
     "minimax-m2-whole": {"model_type": "minimax_m2", "head_dim": 6, **MINIMAX_EXPERTS, "tie_word_embeddings": True},
     "gpt-oss": {"model_type": "gpt_oss", "head_dim": 10, **GPT_OSS_EXPERTS},

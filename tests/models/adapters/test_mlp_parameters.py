@@ -31,6 +31,8 @@ EVERYTHING = LoRA(r=3, lora_alpha=5, target_parameters=(*EXPERTS, *DENSE, *SHARE
     [
         pytest.param("glm4-moe", EVERYTHING, id="everything"),
         long("glm4-moe", LoRA(r=4, target_modules=("k_proj",), target_parameters=DENSE[1:]), id="dense"),
+        pytest.param("glm4-moe-dense", LoRA(r=2, target_parameters=DENSE), id="all-dense"),
+        pytest.param("glm4-moe-dense", LoRA(r=2), id="attention"),
         pytest.param(
             "glm4-moe-groups",
             LoRA(r=1, use_rslora=True, target_modules=(), target_parameters=("gate_proj.weight", SHARED[2])),

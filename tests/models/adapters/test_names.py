@@ -55,7 +55,22 @@ SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
         (
             "Glm4MoeForCausalLM",
             {"target_modules": ("mlp.gate",)},
-            "'mlp.gate' matches model.layers.1.mlp.gate, which can have no adapter, but can be trained whole: name it",
+            "'mlp.gate' matches model.layers.1.mlp.gate, which can have no adapter; there are q_proj, ",
+        ),
+        (
+            "Qwen3MoeForCausalLM",
+            {"target_modules": ("mlp.gate",)},
+            "'mlp.gate' matches model.layers.0.mlp.gate, which can have no adapter, but can be trained whole: name it",
+        ),
+        (
+            "Glm4MoeForCausalLM",
+            {"modules_to_save": ("gate",)},
+            "lora.modules_to_save: 'gate' matches model.layers.1.mlp.gate, a router with a correction bias, which ",
+        ),
+        (
+            "MiniMaxM2ForCausalLM",
+            {"modules_to_save": ("gate",)},
+            "matches model.layers.0.block_sparse_moe.gate, a router with a correction bias",
         ),
         (
             "Glm4MoeForCausalLM",
