@@ -1,9 +1,10 @@
 """The routers' auxiliary loss, which balances the load of experts (Fedus et al. 2021, arXiv 2101.03961).
 
 For each layer with experts and each micro-batch, it is E times the sum over experts of the fraction of tokens routed to
-the expert times its mean probability (equations 4 to 6). The objective includes `router_aux_loss_coef` times the mean
-over layers and micro-batches. transformers computes fractions and probabilities over all layers together, which is the
-same for one layer; with more, a layer's gradient would depend on layers that the pipeline has not computed yet.
+the expert times its mean probability (equations 4 to 6). The experts with the largest logits count as those that a
+token is routed to, even if correction biases change the choice. The objective includes `router_aux_loss_coef` times the
+mean over layers and micro-batches. transformers computes fractions and probabilities over all layers together, which is
+the same for one layer; with more, a layer's gradient would depend on layers that the pipeline has not computed yet.
 """
 
 from collections.abc import Mapping

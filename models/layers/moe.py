@@ -153,7 +153,9 @@ class MoEBlock(AttentionBlock):
         if not self.balance or mb.balance is None:
             return None, None
         counted, tokens, scale = mb.balance
-        counts = expert_counts(saved.choice, self.experts, counted).to(scale.dtype)
+        # as in transformers, the experts with the largest logits are counted, which corrections do not change
+        choice = choose(saved.logits, self.active) if self.scoring.sigmoid else saved.choice
+        counts = expert_counts(choice, self.experts, counted).to(scale.dtype)
         return balance_grad(counts, tokens, self.balance) * scale, counted
 
     def _experts_backward(self, p: Params, g: Grads, saved: MoESaved, dy_TD: Tensor) -> tuple[Tensor, Tensor]:
