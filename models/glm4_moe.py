@@ -31,8 +31,8 @@ ALIASES = (("num_local_experts", "n_routed_experts"), ("num_nextn_predict_layers
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = with_defaults(config, DEFAULTS, ("partial_rotary_factor",), ALIASES)
     found: list[str] = []
+    filled = with_defaults(config, DEFAULTS, found, ("partial_rotary_factor",), ALIASES)
     experts, active = read_experts(filled, "n_routed_experts", found)
     groups = read_groups(filled, experts, active, found)
     intermediate = read_number(filled, "moe_intermediate_size", found)

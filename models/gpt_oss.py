@@ -36,8 +36,8 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
     Published checkpoints hold the experts in 4 bits (MXFP4); they are dequantized when they are loaded.
     """
-    filled = with_defaults(config, DEFAULTS, ("sliding_window",), ALIASES)
     found: list[str] = []
+    filled = with_defaults(config, DEFAULTS, found, ("sliding_window",), ALIASES)
     experts, active = read_experts(filled, "num_local_experts", found)
     windows = _windows(filled, found)
     alpha, limit = (read_number(filled, key, found, kind=float) for key in ("swiglu_alpha", "swiglu_limit"))

@@ -25,12 +25,13 @@ OPTIONS = {"qk_norm": True, "whole_qk_norm": True}
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = with_defaults(config, DEFAULTS, ("partial_rotary_factor",), ALIASES)
-    found = [
+    found: list[str] = []
+    filled = with_defaults(config, DEFAULTS, found, aliases=ALIASES)
+    found += (
         f"{key} {filled[key]!r} is not supported; {value!r} is"
         for key, value in ONLY.items()
         if filled.get(key, value) != value
-    ]
+    )
     experts, active = read_experts(filled, "num_local_experts", found)
     if filled.get("router_jitter_noise"):
         found.append(f"router_jitter_noise {filled['router_jitter_noise']!r} is not supported; it must be off")

@@ -27,13 +27,12 @@ DEFAULTS: Mapping[str, Any] = {
         "llama_4_scaling_beta": 0.1,
     },
 }
-NULLABLE = ("num_key_value_heads", "head_dim")  # null is a value
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = with_defaults(config, DEFAULTS, NULLABLE)
     found: list[str] = []
+    filled = with_defaults(config, DEFAULTS, found)
     window = read_window(filled, found)
     shape = read_shape(filled, unsupported=found, query_scaling=True)
     return decoder(ARCHITECTURE, config, shape, [window] * shape.layers)

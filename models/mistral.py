@@ -8,14 +8,13 @@ from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.hf_config import read_number, read_shape, with_defaults
 
 ARCHITECTURE = "MistralForCausalLM"
-# Defaults for missing keys of config.json; null is a value.
-DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}
+DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}  # for missing keys of config.json
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = with_defaults(config, DEFAULTS, DEFAULTS)
     found: list[str] = []
+    filled = with_defaults(config, DEFAULTS, found, ("sliding_window",))
     window = read_window(filled, found)
     shape = read_shape(filled, unsupported=found)
     return decoder(ARCHITECTURE, config, shape, [window] * shape.layers)

@@ -18,8 +18,8 @@ THETA = 500_000.0
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = with_defaults(config, DEFAULTS, ("sliding_window",))
     found: list[str] = []
+    filled = with_defaults(config, DEFAULTS, found, ("sliding_window",))
     layers = read_number(filled, "num_hidden_layers", [])  # `read_shape` reports the problem
     window = read_number(filled, "sliding_window", found)
     windows = read_windows(filled, window, [(index + 1) % 4 != 0 for index in range(layers)], found)

@@ -14,8 +14,8 @@ DEFAULTS = {"rms_norm_eps": 1e-5}  # for missing keys of config.json
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
-    filled = with_defaults(config, DEFAULTS)
     found: list[str] = []
+    filled = with_defaults(config, DEFAULTS, found)
     settings = rope.parameters(filled)
     kind = settings.get("rope_type", "default")
     if kind != "default":  # transformers takes yarn for longrope here

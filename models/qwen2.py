@@ -15,7 +15,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     found: list[str] = []
     layer_windows = windows(config, found)
-    filled = with_defaults(config, DEFAULTS, DEFAULTS)
+    filled = with_defaults(config, DEFAULTS, found, DEFAULTS)
     shape = read_shape(filled, unsupported=found, biases=True)  # config.json does not mention it
     return decoder(ARCHITECTURE, config, shape, layer_windows, qkv_bias=True)
 

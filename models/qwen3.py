@@ -15,6 +15,6 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     found: list[str] = []
     layer_windows = windows(config, found)
-    filled = with_defaults(config, DEFAULTS, ("num_key_value_heads",))
+    filled = with_defaults(config, DEFAULTS, found, ("num_key_value_heads",))
     shape = read_shape(filled, unsupported=found)
     return decoder("Qwen3ForCausalLM", config, shape, layer_windows, qk_norm=True)

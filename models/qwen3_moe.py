@@ -20,8 +20,8 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
     Layers without experts (`mlp_only_layers`, `decoder_sparse_step`) are Qwen3 blocks.
     """
-    filled = with_defaults(config, DEFAULTS, aliases=ALIASES)
     found: list[str] = []
+    filled = with_defaults(config, DEFAULTS, found, aliases=ALIASES)
     experts, active = read_experts(filled, "num_experts", found)
     intermediate = read_number(filled, "moe_intermediate_size", found)
     step = read_number(filled, "decoder_sparse_step", found, 1)

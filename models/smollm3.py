@@ -20,8 +20,8 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
     `no_rope_layers` has 1 for a layer with rotary positions, and 0 for one without.
     """
-    filled = with_defaults(config, DEFAULTS, ("num_key_value_heads",))
     found: list[str] = []
+    filled = with_defaults(config, DEFAULTS, found, ("num_key_value_heads",))
     layers = read_number(filled, "num_hidden_layers", [])  # `read_shape` reports the problem
     rotates = _rotating(filled, layers, found)
     has_windows = read_flag(filled, "use_sliding_window", found) and filled.get("sliding_window") is not None

@@ -57,9 +57,10 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     rope = dict(stored)
     rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
-    for key, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)):
-        if rope.get(key) is None:
-            rope[key] = default if config.get(key) is None else config[key]
+    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    if rope.get("partial_rotary_factor") is None:
+        given = config.get("partial_rotary_factor")
+        rope["partial_rotary_factor"] = 1.0 if given is None else given
     if rope["rope_type"] in ("llama3", "yarn"):
         original = "original_max_position_embeddings"
         longest = config.get("max_position_embeddings")

@@ -59,11 +59,13 @@ class Shape(Sizes):
 def with_defaults(
     config: Mapping[str, Any],
     defaults: Mapping[str, Any],
+    found: list[str],
     nullable: Collection[str] = (),
     aliases: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """The config, with defaults for keys that are missing or null. The null of a `nullable` key is a value.
+    """The config, with defaults for missing keys and for `rope_parameters` that are null.
 
+    The null of a `nullable` key is a value. That of another key with a default is a problem, which is added to `found`.
     `aliases` are pairs of keys for one setting, of which either may be given. The first one wins, as in transformers.
     """
     given = dict(config)
@@ -72,7 +74,11 @@ def with_defaults(
             given[second] = given[first]
         elif second in given:
             given[first] = given[second]
-    return {**defaults, **{key: value for key, value in given.items() if value is not None or key in nullable}}
+    for key, default in defaults.items():
+        if given.get(key, default) is None and default is not None and key not in nullable:
+            found += [_null(key)] if key != "rope_parameters" else []
+            given[key] = default
+    return {**defaults, **given}
 
 
 def read_shape(
@@ -94,14 +100,15 @@ def read_shape(
     """
     found = list(unsupported or [])
     sizes = read_sizes(config, found)
-    if (activation := _get(config, "hidden_act", "silu")) not in ("silu", "swish"):
+    if (activation := config.get("hidden_act", "silu")) not in ("silu", "swish"):
         found.append(f"hidden_act {activation!r} is not supported; silu is")
     if read_flag(config, "attention_bias", found, biases) != biases:
         must = "on" if biases else "off"
         found.append(f"attention_bias {config['attention_bias']!r} is not supported; it must be {must}")
-    for key in ("mlp_bias", "attention_dropout"):
-        if config.get(key):
-            found.append(f"{key} {config[key]!r} is not supported; it must be off")
+    if read_flag(config, "mlp_bias", found):
+        found.append("mlp_bias True is not supported; it must be off")
+    if config.get("attention_dropout"):
+        found.append(f"attention_dropout {config['attention_dropout']!r} is not supported; it must be off")
     if (stored := config.get("quantization_config")) and not (
         quantized and isinstance(stored, Mapping) and stored.get("quant_method") == quantized
     ):
@@ -120,15 +127,16 @@ def read_shape(
 def read_sizes(config: Mapping[str, Any], found: list[str]) -> Sizes:
     """The sizes. Problems are added to `found`; affected sizes are then meaningless."""
     before = len(found)
+    sized = {key: config[key] for key in ("num_key_value_heads", "head_dim") if config.get(key) is not None}
     hidden = read_number(config, "hidden_size", found)
     heads = read_number(config, "num_attention_heads", found)
-    kv_heads = read_number(config, "num_key_value_heads", found, heads)
+    kv_heads = read_number(sized, "num_key_value_heads", found, heads)
     sound = len(found) == before  # placeholders of wrong values are never divisors
     if sound and heads % kv_heads:
         found.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    if sound and config.get("head_dim") is None and hidden % heads:
+    if sound and "head_dim" not in sized and hidden % heads:
         found.append(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
-    size = read_number(config, "head_dim", found, max(hidden // heads, 1))
+    size = read_number(sized, "head_dim", found, max(hidden // heads, 1))
     if len(found) == before and size % 2:
         found.append(f"head_dim must be even for rotary positions, not {size}")
     return Sizes(
@@ -196,7 +204,7 @@ def read_number(
 
     `least` 0 allows zero.
     """
-    value = _get(config, key, default)
+    value = config.get(key, default)
     accepted = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     most = LIMITS.get(key, LIMITS[kind])
     if accepted and (0 < value <= most or (least == 0 and value == 0)):
@@ -204,7 +212,7 @@ def read_number(
     what = "a positive whole number" if kind is int else "a positive number"
     what = f"{what} or 0" if least == 0 else what
     if value is None:
-        found.append(f"{key} is missing")
+        found.append(f"{key} is missing" if default is None else _null(key))
     elif accepted and value > most:
         found.append(f"{key} is at most {most}, not {shortened(value)}")
     else:
@@ -214,12 +222,12 @@ def read_number(
 
 def read_flag(config: Mapping[str, Any], key: str, found: list[str], default: bool = False) -> bool:
     """A flag; a problem is added to `found` if it is neither true nor false."""
-    value = _get(config, key, default)
+    value = config.get(key, default)
     if not isinstance(value, bool):
-        found.append(f"{key} must be true or false, not {value!r}")
+        found.append(_null(key) if value is None else f"{key} must be true or false, not {value!r}")
         return default
     return value
 
 
-def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:
-    return default if config.get(key) is None else config[key]
+def _null(key: str) -> str:
+    return f"{key} is null: remove it"

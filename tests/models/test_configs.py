@@ -425,6 +425,7 @@ def test_ministral_3_as_transformers_reads_it() -> None:
         (TOWER, "text_config must be a JSON object"),
         ({**TOWER, "text_config": {"model_type": "pixtral"}}, "'pixtral' is not supported in Mistral3"),
         ({**TOWER, "text_config": {**MISTRAL, "hidden_act": "gelu"}}, "hidden_act 'gelu' is not supported"),
+        ({**TOWER, "text_config": MISTRAL, "tie_word_embeddings": None}, "tie_word_embeddings is null: remove it"),
         ({**TOWER, "text_config": MISTRAL, "quantization_config": {"quant_method": "fp8"}}, "weights are quantized"),
         ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}, "nor is its multi-head latent attention"),
     ],

@@ -1,40 +1,69 @@
 """Nulls in a config.json, and settings that are ignored."""
 
 import pytest
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from rptrain.models import registry
 from rptrain.utils.errors import UserError
 
-from .test_configs import GRANITE, MINISTRAL3, OLMO3, SEED_OSS, SMOLLM3
+from .test_configs import GRANITE, OLMO3, SEED_OSS, SMOLLM3
+from .test_published_configs import of_kind
+from .test_shapes import theirs
+
+EVERYWHERE = ("rms_norm_eps", "initializer_range", "tie_word_embeddings")
+NO_NULLS = {
+    "llama": ("attention_bias", "mlp_bias"),
+    "mistral": ("num_key_value_heads",),
+    "qwen2": ("use_sliding_window",),
+    "qwen3": ("head_dim",),
+    "qwen3_moe": ("num_key_value_heads", "decoder_sparse_step", "norm_topk_prob"),
+    "gpt_oss": ("head_dim", "num_key_value_heads", "swiglu_limit", "attention_bias", "rope_theta"),
+    "glm4_moe": ("num_key_value_heads", "n_shared_experts", "n_group", "first_k_dense_replace", "norm_topk_prob"),
+    "granite": ("attention_multiplier",),
+    "minimax_m2": ("num_key_value_heads", "head_dim", "rope_theta"),
+    "ministral3": ("num_key_value_heads", "head_dim"),
+    "seed_oss": ("attention_bias", "attention_out_bias"),
+    "smollm3": ("use_sliding_window", "no_rope_layer_interval", "rope_theta"),
+    "olmo3": ("attention_bias",),
+    "phi3": (),
+}
 
 
-@pytest.mark.parametrize(
-    ("config", "key", "attribute", "expected"),
-    [
-        (OLMO3, "rms_norm_eps", "eps", 1e-5),
-        (MINISTRAL3, "rms_norm_eps", "eps", 1e-5),
-        (SMOLLM3, "tie_word_embeddings", "tied", True),
-        (OLMO3, "rope_theta", "inv_freq", 500_000**-0.5),
-        (SMOLLM3, "rope_theta", "inv_freq", 2_000_000**-0.5),
-    ],
-)
-def test_null_is_the_default(config, key, attribute, expected) -> None:
-    spec = registry.build({**config, key: None})
-    found = {"eps": spec.layers[0].eps, "tied": spec.tied, "inv_freq": spec.rotaries[0].inv_freq[-1]}
-    assert found[attribute] == pytest.approx(expected)
+@pytest.mark.parametrize("kind", NO_NULLS)
+def test_null_is_refused_as_in_transformers(kind) -> None:
+    for key in (*EVERYWHERE, *NO_NULLS[kind]):
+        config = of_kind(kind, **{key: None})
+        with pytest.raises((TypeError, StrictDataclassFieldValidationError)):
+            theirs(config, "meta")
+        with pytest.raises(UserError) as caught:
+            registry.build(config)
+        assert str(caught.value).splitlines()[1:] == [f"- {key} is null: remove it"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "glm4_moe", "olmo3", "phi3"])
+def test_null_is_not_the_base_of_rotary_positions(kind) -> None:
+    for config in (of_kind(kind, rope_theta=None), of_kind(kind, rope_scaling={"rope_theta": None})):
+        with pytest.raises(UserError, match="rope_theta of the rotary embedding must be a positive number, not None"):
+            registry.build(config)
+
+
+def test_null_rope_parameters_are_the_default() -> None:
+    for kind in ("gpt_oss", "ministral3"):
+        config = of_kind(kind)
+        assert registry.build({**config, "rope_parameters": None}).rotaries == registry.build(config).rotaries
 
 
 def test_null_as_a_value() -> None:
     """As transformers reads the same config.json."""
     from transformers import SeedOssConfig, SmolLM3Config
 
-    for ours, theirs in ((SEED_OSS, SeedOssConfig), (SMOLLM3, SmolLM3Config)):
+    for ours, config_class in ((SEED_OSS, SeedOssConfig), (SMOLLM3, SmolLM3Config)):
         null = {**ours, "num_key_value_heads": None}
-        assert registry.build(null).layers[0].kv_heads == theirs(**null).num_key_value_heads == 4
+        assert registry.build(null).layers[0].kv_heads == config_class(**null).num_key_value_heads == 4
     for head_dim in ({}, {"head_dim": None}):
         described = {**SEED_OSS, "num_attention_heads": 8, **head_dim}
-        block, theirs = registry.build(described).layers[0], SeedOssConfig(**described)
-        assert (block.head_size, block.kv_heads) == (theirs.head_dim, theirs.num_key_value_heads)
+        block, expected = registry.build(described).layers[0], SeedOssConfig(**described)
+        assert (block.head_size, block.kv_heads) == (expected.head_dim, expected.num_key_value_heads)
     with pytest.raises(UserError, match="sliding_window is missing"):
         registry.build({**OLMO3, "sliding_window": None})
 
