@@ -382,27 +382,6 @@ def test_every_architecture_is_compared_with_transformers_and_in_the_readme() ->
     assert [preset for preset in registry.presets() if f"`{preset}`" not in guide] == []
 
 
-TOWER = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
-
-
-def test_the_text_model_of_a_larger_one() -> None:
-    """Settings of the whole model count where text_config leaves them out, and tie_word_embeddings always."""
-    text = {key: value for key, value in MISTRAL.items() if key != "architectures"}
-    whole = {**TOWER, "dtype": "bfloat16", "tie_word_embeddings": True, "text_config": text}
-    spec = registry.build(whole)
-    assert (spec.architecture, spec.tied, spec.text_config) == ("Mistral3ForConditionalGeneration", True, text)
-    assert registry.text_only(whole) == {
-        **text,
-        "dtype": "bfloat16",
-        "tie_word_embeddings": True,
-        "model_type": "mistral",
-    }
-    assert registry.text_only(text) == text
-    assert registry.build({**whole, "text_config": {**text, "tie_word_embeddings": False}}).tied
-    text["tie_word_embeddings"] = True
-    assert not registry.build({**whole, "tie_word_embeddings": False, "text_config": text}).tied
-
-
 def test_ministral_3_as_transformers_reads_it() -> None:
     """Defaults replace a null, and a scaling of 0 is none."""
     ministral = {**CONFIG, "num_key_value_heads": 2, "architectures": ["Ministral3ForCausalLM"], "head_dim": 8}
@@ -417,22 +396,6 @@ def test_ministral_3_as_transformers_reads_it() -> None:
         registry.build({**ministral, "sliding_window": window, "layer_types": [layer_types] * 2})
     with pytest.raises(UserError, match="layer_types must be sliding_attention for all layers"):
         registry.build({**ministral, "sliding_window": 4, "layer_types": ["full_attention"] * 2})
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (TOWER, "text_config must be a JSON object"),
-        ({**TOWER, "text_config": {"model_type": "pixtral"}}, "'pixtral' is not supported in Mistral3"),
-        ({**TOWER, "text_config": {**MISTRAL, "hidden_act": "gelu"}}, "hidden_act 'gelu' is not supported"),
-        ({**TOWER, "text_config": MISTRAL, "tie_word_embeddings": None}, "tie_word_embeddings is null: remove it"),
-        ({**TOWER, "text_config": MISTRAL, "quantization_config": {"quant_method": "fp8"}}, "weights are quantized"),
-        ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}, "nor is its multi-head latent attention"),
-    ],
-)
-def test_text_models_that_are_refused(config, words) -> None:
-    with pytest.raises(UserError, match=words):
-        registry.build(config)
 
 
 def test_all_problems_at_once() -> None:
