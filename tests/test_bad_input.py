@@ -259,8 +259,8 @@ def test_weights_that_are_no_numbers(folder):
             "model/config.json: transformers refuses it: Field 'eos_token_id' with value 'x' doesn't match any type",
         ),
         (
-            lambda f: change_config(f.parent, attention_bias=None),
-            "model/config.json: transformers refuses it: Field 'attention_bias' expected bool, got NoneType (value: "
+            lambda f: change_config(f.parent, use_cache=None),
+            "model/config.json: transformers refuses it: Field 'use_cache' expected bool, got NoneType (value: "
             "None): correct this value, or remove its key",
         ),
         (lambda f: (f / "chat_template.jinja").unlink(), "set `data.chat_template` to a Jinja file"),
