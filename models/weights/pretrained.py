@@ -130,10 +130,9 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
         stamps[file] = Stamp.of(file)
         for stored_name, tensor in read_header(file).items():
             name = spec.module_name(stored_name)
-            names[name] = stored_name
             if name in stored:
-                raise UserError(f"{name} is in both {stored[name].file} and {file}: fetch the weights again")
-            stored[name] = tensor
+                raise UserError(_twice(names[name], stored[name].file, stored_name, file))
+            names[name], stored[name] = stored_name, tensor
     kept = {name for name in stored if name in packed or spec.carries(name) or _ignored(name, spec)}
     check_floats({names[name]: tensor for name, tensor in stored.items() if name not in kept})
     stored = _taken_apart(stored, spec)
@@ -363,6 +362,14 @@ def _same(first: Stored, second: Stored) -> bool:
         if not torch.equal(one[1], other[1]):
             return False
     return True
+
+
+def _twice(name: str, file: Path, other: str, other_file: Path) -> str:
+    """The problem if both names in these files are of one tensor."""
+    if name == other:
+        return f"{name} is in both {file} and {other_file}: fetch the weights again"
+    where = "" if file == other_file else f" in {file}"
+    return f"{name}{where} and {other} in {other_file} are the same tensor of the model: fetch the weights again"
 
 
 def _tying(name: str) -> str:

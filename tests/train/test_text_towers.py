@@ -223,6 +223,24 @@ def test_a_head_is_tied_as_in_transformers(kind, tower, tmp_path, monkeypatch) -
         assert (random.lm_head.weight is random.get_input_embeddings().weight) == random.config.tie_word_embeddings
 
 
+@pytest.mark.parametrize("files", [1, 2])
+def test_a_tensor_under_both_names_is_refused(files, tower, tmp_path) -> None:
+    again = {"lm_head.weight": tensors(tower)[HEAD]}
+    if files == 1:
+        save_file(tensors(tower) | again, tmp_path / "model.safetensors")
+        said = f"{HEAD} and lm_head.weight in {tmp_path}/model.safetensors are the same tensor of the model"
+    else:
+        save_file(tensors(tower), tmp_path / "a.safetensors")
+        save_file(again, tmp_path / "b.safetensors")
+        names = {"a": "a.safetensors", "b": "b.safetensors"}
+        (tmp_path / pretrained.INDEX).write_text(json.dumps({"weight_map": names}))
+        said = f"{HEAD} in {tmp_path}/a.safetensors and lm_head.weight in {tmp_path}/b.safetensors are the same tensor"
+    spec = registry.build(pretrained.model_config(tower))
+    with pytest.raises(UserError) as caught:
+        pretrained.check(tmp_path, spec)
+    assert said in str(caught.value)
+
+
 def test_a_missing_shard_is_refused_after_the_plan(tower, tmp_path) -> None:
     shutil.copytree(tower, tmp_path / "model")
     stored = [*tensors(tower)]
