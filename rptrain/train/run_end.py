@@ -24,13 +24,14 @@ class RunEnd:
     """Writes the last record of a run, once, and then gives the process a limited time to close.
 
     Threads may share it: the watchdog's records a stall. `saver` is None until there is one. `observers` are closed
-    before the last record of a complete run, so that what fails then is recorded, too. `alone`: no other process trains
-    the run.
+    before the last record of a complete run, so that what fails then is recorded, too. `trained` is set after the last
+    step. `alone`: no other process trains the run.
     """
 
     def __init__(self, run: RunDir, log: EventLog, watchdog: Watchdog, *, alone: bool) -> None:
         self.saver: Saver | None = None
         self.observers: tuple[Trackers | Telemetry, ...] = ()
+        self.trained = False
         self._run, self._log, self._watchdog, self._alone = run, log, watchdog, alone
         self._lock = threading.Lock()
         self._recorded = False
@@ -91,16 +92,18 @@ class RunEnd:
                 self._watchdog.closing(1, message)
 
     def _message(self, error: BaseException) -> str:
-        if (cause := _fixable(error)) is None:
+        if (cause := _fixable(error, self.trained)) is None:
             return describe(error, with_type=not isinstance(error, Stall))
-        self._failure = TrainingError(f"{describe(cause)}. {_how_to_resume(self._run, alone=self._alone, failed=True)}")
+        done = "Training is complete, and only the exported model is missing. " if self.trained else ""
+        how = _how_to_resume(self._run, alone=self._alone, failed=True)
+        self._failure = TrainingError(f"{describe(cause)}. {done}{how}")
         return str(self._failure)
 
     def _end_save(self, error: BaseException) -> None:
         if self.saver is None:
             return
         try:
-            if not (isinstance(error, KeyboardInterrupt) or isinstance(_fixable(error), PeerLost)):
+            if not (isinstance(error, KeyboardInterrupt) or isinstance(_fixable(error, self.trained), PeerLost)):
                 self.saver.finish()
                 return
         except KeyboardInterrupt:  # while it waits
@@ -110,13 +113,13 @@ class RunEnd:
             self.saver.finish(CANCELING)
 
 
-def _fixable(error: BaseException) -> BaseException | None:
+def _fixable(error: BaseException, trained: bool) -> BaseException | None:
     """The cause, if it is outside the program: a full disk, files of file-backed weights that changed, another process
-    that was lost.
+    that was lost. After the last step also every UserError: the model's files may be missing or changed.
     """
     if isinstance(error, EngineError) and isinstance(error.__cause__, UserError | PeerLost):
         return error.__cause__
-    return error if isinstance(error, OSError | PeerLost) else None
+    return error if isinstance(error, OSError | PeerLost) or (trained and isinstance(error, UserError)) else None
 
 
 def _how_to_resume(run: RunDir, *, alone: bool, failed: bool) -> str:

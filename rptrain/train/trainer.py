@@ -111,6 +111,7 @@ class Trainer:
         else:
             with PROCESS.deferred("saving after this step; once more to stop at once"):
                 self._train()
+        self._end.trained = True
         self._log.check()
         if job.config.save.load_best_model_at_end:
             with self._doing("loading"):

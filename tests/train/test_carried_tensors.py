@@ -8,6 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
 from rptrain.models.weights.safetensors_io import DTYPES, FLOATS, as_bytes, read_header, write
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
+from rptrain.train.trainer import Trainer
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -67,6 +70,28 @@ def test_a_run_with_other_ones_is_refused(folder) -> None:
         export(run.path, folder / "exported")
     with pytest.raises(UserError, match=r"the tensor .*eh_proj.weight was removed since the run started"):
         tools.train_here(folder, *resume)
+
+
+def test_a_model_that_is_gone_when_the_run_ends(folder, monkeypatch) -> None:
+    tools.write_config(folder)
+    run, file = RunDir(folder / "runs/run"), folder / "model/model.safetensors"
+
+    def move(self: Trainer) -> None:
+        file.rename(folder / "moved")
+        export_model(self)
+
+    export_model = Trainer._export
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_export", move)
+        told = tools.invoke("--config", folder / "run.toml")
+    problem = f"cannot read {file}: No such file or directory. Training is complete, and only the exported model is"
+    command = f"rptrain --config {run.config_path} save.resume={run.path}"
+    said = f"{problem} missing. checkpoint-6 is complete: fix the problem, then resume from it with: {command}"
+    assert (told.exit_code, told.stderr.splitlines()[-1]) == (1, said)
+    assert [event.message for event in tools.events(run, events.Failed)] == [said]
+    (folder / "moved").rename(file)
+    assert tools.invoke(*command.split()[1:]).exit_code == 0
+    assert carried(run.model_path) == carried(folder / "model")
 
 
 def test_a_run_with_none_left_or_with_new_ones_is_refused(folder) -> None:

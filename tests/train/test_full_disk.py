@@ -135,6 +135,7 @@ def test_a_run_that_ends_and_is_resumed(folder, disk, pattern, settings, step):
     assert met and told.exit_code == 1, told.output
     assert re.search(pattern.rstrip("$") + r".*: No space left", told.stderr), told.stderr
     assert f"checkpoint-{step} is complete: fix the problem, then resume from it with" in told.stderr
+    assert ("Training is complete" in told.stderr) == (step == 6)
     last = list(events.read(run.events_path))[-1]
     assert isinstance(last, events.Failed) and "No space left" in last.message
     assert not run.model_path.exists()
