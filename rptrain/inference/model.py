@@ -21,8 +21,9 @@ from rptrain.models import registry
 from rptrain.models.adapters.lora import adapter_units, with_lora, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
-from rptrain.models.weights.pretrained import Held
+from rptrain.models.weights.pretrained import Held, WeightFiles
 from rptrain.models.weights.quantized import with_base
+from rptrain.models.weights.safetensors_io import FLOATS, read_header
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 from rptrain.utils.paths import inside
@@ -137,12 +138,19 @@ def _from_directory(source: Path, spec: ModelSpec) -> Model:
     """A model directory. Adapters of `spec` stay zeros."""
     own = without_adapters(spec)
     files = pretrained.check(source, own)
-    name = str(spec.config.get("dtype") or spec.config.get("torch_dtype") or "bfloat16")
-    if name not in DTYPES:
-        raise UserError(f"{source / 'config.json'}: unknown dtype {name!r}; use one of {', '.join(DTYPES)}")
-    dtype = DTYPES[name]
+    name = spec.config.get("dtype") or spec.config.get("torch_dtype")
+    if name and str(name) not in DTYPES:
+        raise UserError(f"{source / 'config.json'}: unknown dtype {str(name)!r}; use one of {', '.join(DTYPES)}")
+    dtype = DTYPES[str(name)] if name else _stored_dtype(files)
 
     return Model(spec, dtype, source, source, lambda into: pretrained.load(files, own, into))
+
+
+def _stored_dtype(files: WeightFiles) -> torch.dtype:
+    """The type of the first floating-point tensor, by file and name, as transformers chooses it."""
+    headers = map(read_header, files.stamps)
+    dtypes = (header[name].dtype for header in headers for name in sorted(header))
+    return next(dtype for dtype in dtypes if dtype in FLOATS.values())
 
 
 def _from_checkpoint(checkpoint: Path) -> Model:

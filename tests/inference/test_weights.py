@@ -1,9 +1,11 @@
 """Weights on a device and streamed to it: the same numbers wherever they are, quantized ones included."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
 from rptrain.inference import weights
@@ -62,3 +64,24 @@ def test_two_blocks_at_most_are_on_the_device(tmp_path: Path, monkeypatch: pytes
     generate(model.spec, place, PROMPTS, 2)
     assert len(model.spec.layers) == 3 and copies[:5] == [(0, 1), (1, 0), (2, 1), (0, 0), (1, 1)]
     assert len(place._slots) == 2
+
+
+@pytest.mark.parametrize("dtype", [None, "float16"])
+@pytest.mark.parametrize("shard", ["5GB", "30KB"])
+def test_the_dtype_is_that_of_transformers(tmp_path: Path, shard: str, dtype: str | None) -> None:
+    """That of config.json, or that of the first tensor by name, which is not the first one in the file."""
+    from transformers import AutoModelForCausalLM
+
+    written, folder = tools.write_model(tmp_path / "written", tie_word_embeddings=False), tmp_path / "model"
+    AutoModelForCausalLM.from_pretrained(written).save_pretrained(folder, max_shard_size=shard)
+    described = json.loads((written / "config.json").read_text()) | {"dtype": dtype}
+    (folder / "config.json").write_text(json.dumps(described))
+    file = min(folder.glob("*.safetensors"))
+    tensors = load_file(file)
+    first, *_, last = sorted(tensors)
+    tensors[last] = tensors[last].double()
+    for stored in (torch.float32, torch.bfloat16):
+        tensors[first] = tensors[first].to(stored)
+        save_file(tensors, file, {"format": "pt"})
+        expected = torch.float16 if dtype else stored
+        assert find_model(folder).dtype == AutoModelForCausalLM.from_pretrained(folder).dtype == expected
