@@ -57,7 +57,14 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
         frozen[index] = decoder.correction_unit(
             index, f"model.layers.{index}.mlp.gate.e_score_correction_bias", experts
         )
-        routing = {"experts": experts, "active": active, "scoring": scoring, "groups": groups, "wide_router": True}
+        routing = {
+            "experts": experts,
+            "active": active,
+            "scoring": scoring,
+            "groups": groups,
+            "wide_router": True,
+            "balance_in_config": False,
+        }
         sizes |= {"intermediate": intermediate, "shared": shared}
         blocks.append(MoEBlock(**sizes, **options, **routing))
     # the layers for multi-token prediction (MTP), which follow the last one, are not trained

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.batch import Balance
-from rptrain.models import glm4_moe
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.hf_config import read_flag, read_number
@@ -25,19 +24,17 @@ from rptrain.utils.errors import UserError
 def balanced(spec: ModelSpec, coefficient: float | None) -> ModelSpec:
     """The model with this weight of the auxiliary loss; None: the value in config.json, if it enables the loss.
 
-    The config.json of GLM cannot enable it: transformers computes no auxiliary loss for GLM. Raises UserError if the
-    model has no routers.
+    Raises UserError if the model has no routers.
     """
-    count = sum(isinstance(layer, MoEBlock) for layer in spec.layers)
-    if coefficient and not count:
+    routed = [layer for layer in spec.layers if isinstance(layer, MoEBlock)]
+    if coefficient and not routed:
         raise UserError("train.router_aux_loss_coef needs a model with experts: this model has none")
-    if coefficient is None and count and spec.architecture != glm4_moe.ARCHITECTURE:
+    if coefficient is None and any(layer.balance_in_config for layer in routed):
         coefficient = _asked(spec.text_config)
     if not coefficient:
         return spec
-    layers = (
-        replace(layer, balance=coefficient / count) if isinstance(layer, MoEBlock) else layer for layer in spec.layers
-    )
+    each = coefficient / len(routed)
+    layers = (replace(layer, balance=each) if isinstance(layer, MoEBlock) else layer for layer in spec.layers)
     return replace(spec, layers=tuple(layers), router_aux_loss_coef=coefficient)
 
 

@@ -74,6 +74,7 @@ class MoEBlock(AttentionBlock):
     biases: bool = False  # of the router and the experts
     clamp: Clamp | None = None  # GPT-OSS's activation, of gates and ups that alternate
     balance: float = 0.0  # of the router's auxiliary loss: models/layers/balance.py
+    balance_in_config: bool = True  # whether config.json can enable that loss, as in transformers
 
     def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> MoESaved:
         h_TD, normed, rstd = add_rms_norm(product, x_TD, p["post_norm"], self.eps)
