@@ -2,8 +2,12 @@
 
 import pytest
 
+from rptrain.models import registry
 from rptrain.models.adapters.lora import LoRA, target_names, with_lora
+from rptrain.models.adapters.names import has_experts
+from rptrain.models.layers.moe import MoEBlock
 from rptrain.utils.errors import UserError
+from tests.models.conftest import COMMON, VARIANTS
 
 EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
@@ -150,3 +154,9 @@ def test_names_for_peft_mean_these_modules_and_no_others(fresh) -> None:
         (LoRA(target_modules=r".*\.1\..*\.o_proj"), ["model.layers.1.self_attn.o_proj"]),
     ):
         assert target_names(with_lora(spec, settings)) == names
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_class_with_experts_is_known(name) -> None:
+    spec = registry.build({**COMMON, **VARIANTS[name]})
+    assert has_experts(spec) == (any(isinstance(layer, MoEBlock) for layer in spec.layers) or name == "glm4-moe-dense")
