@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
@@ -133,6 +134,8 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
                     "total": tally.total,
                     "bad": tally.bad,
                     "first": tally.first,
+                    "notes": tally.notes,
+                    "ends": tally.ends,
                     "key": key,
                 }
                 metadata = {"facts": json.dumps(facts)}
@@ -192,7 +195,8 @@ def _read(path: Path, key: str) -> tuple[Stream, Tally]:
     data = np.memmap(path, np.uint8, "r", HEADER) if size > SMALL else np.fromfile(path, np.uint8, offset=HEADER)
     arrays = (data[start:end].view(TOKENS[name]) for name, (start, end) in bounds.items())
     stream = Stream(*arrays, largest=facts["largest"], digest=metadata["sha256"])
-    return stream, Tally(facts["total"], facts["bad"], facts["first"])
+    ends = Counter({int(token): rows for token, rows in facts["ends"].items()})
+    return stream, Tally(facts["total"], facts["bad"], facts["first"], notes=Counter(facts["notes"]), ends=ends)
 
 
 def _entry(name: str, count: int, start: int, end: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import logging
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -32,6 +33,7 @@ class Example:
     tools: list[dict[str, Any]] | None = None
     text: str | None = None
     prompt: int = 0  # characters at the beginning of `text` that are context only
+    notes: tuple[str, ...] = ()  # see `notes.key_of`
 
     @property
     def place(self) -> str:
@@ -69,6 +71,8 @@ class Tally:
     first: list[str] = field(default_factory=list)  # the first bad rows as "line: reason"
     shown: int = SHOWN  # bad rows in `first`, at most
     line: int = 0  # of the last row
+    notes: Counter[str] = field(default_factory=Counter)  # rows by `notes.key_of`
+    ends: Counter[int] = field(default_factory=Counter)  # rows by the token that ends the last turn, if no EOS does
 
     def add(self, line: int, reason: object) -> None:
         """Lines may come in any order: conversations are rendered after more rows have been read."""
@@ -81,12 +85,23 @@ class Tally:
     def joined(cls, tallies: Mapping[str, Self]) -> Self:
         """The tally of all these files, with their names before the lines."""
         first = [f"{file}:{line}" for file, tally in tallies.items() for line in tally.first]
-        return cls(sum(t.total for t in tallies.values()), sum(t.bad for t in tallies.values()), first[:SHOWN])
+        joined = cls(sum(t.total for t in tallies.values()), sum(t.bad for t in tallies.values()), first[:SHOWN])
+        for tally in tallies.values():
+            joined.notes += tally.notes
+            joined.ends += tally.ends
+        return joined
 
     def __add__(self, other: Self) -> Self:
         """The tally of the rows of both, which may be the same rows in two data sets."""
         first = list(dict.fromkeys([*self.first, *other.first]))
-        return replace(self, total=self.total + other.total, bad=self.bad + other.bad, first=first[:SHOWN])
+        return replace(
+            self,
+            total=self.total + other.total,
+            bad=self.bad + other.bad,
+            first=first[:SHOWN],
+            notes=self.notes + other.notes,
+            ends=self.ends + other.ends,
+        )
 
     @property
     def too_many(self) -> bool:
@@ -147,6 +162,7 @@ def _parsed(
         except ValueError as error:
             tally.add(line, error)
         else:
+            tally.notes.update(example.notes)
             yield example
 
 
