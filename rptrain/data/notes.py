@@ -19,6 +19,21 @@ class Note:
 
 NOTES = {
     "ignored_key": Note("{rows}: keys of messages are ignored: {details}"),
+    "earlier": Note("{rows}: the chat template leaves out {details} of earlier turns, as it does when it is used"),
+    "dropped_thought": Note('{rows}: thoughts are left out (data.reasoning = "drop")'),
+    "inlined_thought": Note(
+        '{rows}: thoughts are written into the content (data.reasoning = "inline")', "thoughts are written inline"
+    ),
+    "end_token": Note(
+        "{rows}: the chat template writes no end token after a reply, so an EOS token of the model ends it",
+        "a reply ends with an EOS token where the chat template writes no end token",
+    ),
+    "end_without_token": Note(
+        "{rows}: the chat template ends replies with {details}, which is not a token of the vocabulary: the model "
+        "learns it as several tokens and does not stop there"
+    ),
+    "date": Note("", "dates have the format that the chat template asks for"),
+    "bos": Note("{rows}: begin with two BOS tokens, of which one is removed", "a second BOS token is removed"),
 }
 
 
@@ -33,7 +48,7 @@ def sentences(notes: Counter[str]) -> list[str]:
     found = list[str]()
     for kind, note in NOTES.items():
         counts = {key.partition(":")[2]: rows for key, rows in sorted(notes.items()) if key.partition(":")[0] == kind}
-        if counts:
+        if counts and note.sentence:
             rows = counted(max(counts.values()), "row")
             found.append(note.sentence.format(rows=rows, details=", ".join(filter(None, counts))))
     return found

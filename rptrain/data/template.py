@@ -1,27 +1,36 @@
 """Tokenization of examples with chat templates, with a mask of the tokens that the loss counts."""
 
 import pickle
+from collections import deque
 from collections.abc import Iterable, Iterator
-from heapq import merge
-from itertools import chain
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import cached_property
 from os.path import isfile
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from rptrain.data.formats import Example, Tally
-from rptrain.data.render import LONGEST, NESTED, Rendering, Span, Template, exceeded, render_rows, too_long
+from rptrain.data.render import LONGEST, NESTED, Template, exceeded, too_long
+from rptrain.data.rows import SHORT, Encoded, Settings, Tokens, encode_rows, tokens_of_chat, tokens_of_text
 from rptrain.data.tokens import Document, tokenized
+from rptrain.data.turns import Reasoning, Rendering
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
-from rptrain.utils.limited import Limited, stream
+from rptrain.utils.limited import Limited, Pool
+from rptrain.utils.parallel import own_cores
 from rptrain.utils.text import not_utf8
 
-CHUNK, CHUNK_TEXT = 1024, 1 << 21  # examples per call of the tokenizer, and characters after which a call ends earlier
-ROWS, ROW_BYTES = 256, 1 << 20  # examples that are rendered at once, and their bytes after which there are fewer
-Row = bytes | str | None  # of a conversation: what `render_rows` takes, or why it cannot be rendered; None: of a text
+CHUNK_TEXT = 1 << 21  # characters after which a text is tokenized in parts
+ROWS, ROW_BYTES = 256, 1 << 20  # maximum examples that a child process takes at once, and their bytes
+SECONDS = 5.0  # processor time of a row
 SET = "set `data.chat_template` to a Jinja file"
+
+_Item = tuple[Example, bytes | str | None]  # an example, and what `_row` makes of it
 
 
 def encode(
@@ -30,76 +39,121 @@ def encode(
     *,
     assistant_only_loss: bool = True,
     chat_template: str | None = None,
+    reasoning: Reasoning = "refuse",
+    eos_ids: frozenset[int] = frozenset(),
     tally: Tally | None = None,
+    processes: int | None = None,
 ) -> Iterator[Document]:
     """Yields the documents of the examples in order; only some are in memory at a time.
 
     In a conversation, the loss counts the messages to train on, each with the token that ends the turn; in a text
     (which an end-of-text token ends), everything after its prompt. Without `assistant_only_loss` it counts everything.
-    `chat_template` is a path or a template; None: the tokenizer's. Conversations that the template rejects are counted
-    in `tally`. Raises UserError if there is no template or no end-of-text token.
+    `chat_template` is a path or a template; None: the tokenizer's. `eos_ids` are the model's, besides the tokenizer's.
+    Conversations that the template rejects are counted in `tally`. `processes` work at once; None: one per core. Raises
+    UserError if there is no template or no end-of-text token.
     """
     tally = tally or Tally()
-    rendered: list[tuple[int, str, list[Span]]] = []
-    texts: list[Example] = []
-    size = 0
+    encoder = _Encoder(tokenizer, assistant_only_loss, chat_template, reasoning, eos_ids)
+    count = processes or own_cores()
+    waiting = deque[tuple[list[_Item], Future[list[Encoded]]]]()
+    with Pool(count) as pool:
+        for items in _some(examples, assistant_only_loss):
+            rows = [row for _, row in items if isinstance(row, bytes)]
+            waiting.append((items, pool.submit(encode_rows, encoder.settings(items), rows, seconds=SECONDS)))
+            if len(waiting) > 2 * count:
+                yield from encoder.documents(*waiting.popleft(), tally)
+        while waiting:
+            yield from encoder.documents(*waiting.popleft(), tally)
 
-    def documents() -> Iterator[Document]:
-        """Documents of the gathered examples, which are cleared."""
-        nonlocal rendered, texts, size
-        parts = _chats(rendered, tokenizer), _texts(texts, tokenizer, assistant_only_loss)
-        rendered, texts, size = [], [], 0
-        return merge(*parts, key=lambda document: document.line)
 
-    for example, rendering in _rendered(examples, tokenizer, chat_template, assistant_only_loss):
-        if isinstance(rendering, str):
-            tally.add(example.line, rendering)
-            continue
-        if rendering is not None:
-            rendered.append((example.line, *rendering))
-            size += len(rendering[0])
-        elif (text := example.text) is not None:
-            if len(text) > CHUNK_TEXT and not example.prompt:
-                yield from documents()
-                yield _long_text(example.line, text, tokenizer)
-            elif len(text) > LONGEST:
-                tally.add(example.line, too_long(text, LONGEST))
+class _Encoder:
+    """The settings of `encode`, and documents from what child processes return."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        assistant_only: bool,
+        chat_template: str | None,
+        reasoning: Reasoning,
+        eos_ids: frozenset[int],
+    ):
+        self._tokenizer, self._chat_template = tokenizer, chat_template
+        self._eos_ids = eos_ids | ({tokenizer.eos_token_id} - {None})
+        self._texts = Settings(
+            tokenizer=_file_of(tokenizer),
+            name=str(tokenizer.name_or_path),
+            split_special=bool(tokenizer.split_special_tokens),
+            bos=tokenizer.bos_token_id,
+            eos=tokenizer.eos_token_id,
+            eos_ids=self._eos_ids,
+            special=frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special),
+            template=None,
+            assistant_only=assistant_only,
+            reasoning=reasoning,
+            short=SHORT,
+            longest=LONGEST,
+        )
+
+    @cached_property
+    def _chats(self) -> Settings:
+        text = load_template(self._tokenizer, self._chat_template)
+        with_tools = "" if self._chat_template else _template_for_tools(self._tokenizer)
+        return replace(self._texts, template=Template.of(self._tokenizer, text, with_tools, self._eos_ids))
+
+    def settings(self, items: "list[_Item]") -> Settings:
+        """The settings for some examples. Raises UserError if they need what the tokenizer does not have."""
+        if any(example.text is not None for example, _ in items):
+            _check_end(self._tokenizer)
+        return self._chats if any(example.messages is not None for example, _ in items) else self._texts
+
+    def documents(self, items: "list[_Item]", encoded: "Future[list[Encoded]]", tally: Tally) -> Iterator[Document]:
+        """Raises UserError with the place of a row that exceeds a limit."""
+        try:
+            found = iter(encoded.result())
+        except Limited as error:
+            sent = [example for example, row in items if isinstance(row, bytes)]
+            raise UserError(f"{sent[error.done].place}: {exceeded(error)}") from None
+        for example, row in items:
+            tokens = next(found) if isinstance(row, bytes) else row
+            if tokens is None:
+                yield self._here(example)
                 continue
-            else:
-                texts.append(example)
-                size += len(text)
-        if size >= CHUNK_TEXT or len(rendered) + len(texts) >= CHUNK:
-            yield from documents()
-    yield from documents()
+            if isinstance(tokens, Rendering):
+                tokens = self._of_chat(tokens)
+            if isinstance(tokens, str):
+                tally.add(example.line, tokens)
+                continue
+            tally.notes.update(tokens.notes)
+            if tokens.end >= 0:
+                tally.ends[tokens.end] += 1
+            yield _document(example, tokens)
+
+    def _of_chat(self, rendering: Rendering) -> Tokens:
+        found = tokenized(self._tokenizer, rendering.text, add_special_tokens=False, return_offsets_mapping=True)
+        return tokens_of_chat(self._chats, rendering, found["input_ids"], found["offset_mapping"])
+
+    def _here(self, example: Example) -> Document:
+        """The document of a text that takes longer than a child process may."""
+        text, prompt = example.text or "", example.prompt
+        if len(text) > CHUNK_TEXT and not prompt:
+            return _long_text(example.line, text, self._tokenizer)
+        found = tokenized(self._tokenizer, text, return_offsets_mapping=True)
+        tokens = tokens_of_text(self._texts, text, prompt, found["input_ids"], found["offset_mapping"])
+        return _document(example, tokens)
 
 
-def _rendered(
-    examples: Iterable[Example], tokenizer: Any, chat_template: str | None, assistant_only: bool
-) -> Iterator[tuple[Example, Rendering | str | None]]:
-    """The examples, each conversation with its rendering or the reason why there is none.
-
-    A child process renders some conversations while those before are tokenized.
-    """
-    template: Template | None = None
-    before = list[tuple[Example, Row]]()
-    renderings: Iterator[Rendering | str] = iter(())
-    for some in _some(examples):
-        done = _finished(before, renderings)
-        before = some
-        if rows := [row for _, row in some if isinstance(row, bytes)]:
-            template = template or Template.of(tokenizer, load_template(tokenizer, chat_template))
-            renderings = stream(render_rows, template, rows, assistant_only, LONGEST)
-        yield from done
-    yield from _finished(before, renderings)
+def _document(example: Example, tokens: Tokens) -> Document:
+    ids, supervised = np.frombuffer(tokens.ids, np.int32), np.frombuffer(tokens.supervised, bool)
+    return Document(example.line, ids, supervised, divisible=example.text is not None and not example.prompt)
 
 
-def _some(examples: Iterable[Example]) -> Iterator[list[tuple[Example, Row]]]:
+def _some(examples: Iterable[Example], assistant_only: bool) -> Iterator[list[_Item]]:
     """The examples, at most ROWS at a time."""
-    some, size = list[tuple[Example, Row]](), 0
+    some, size = list[_Item](), 0
     for example in examples:
-        row = None if example.messages is None else _row(example)
+        row = _row(example, assistant_only)
         some.append((example, row))
-        size += len(example.text or row or ())
+        size += len(row or example.text or "")
         if len(some) >= ROWS or size >= ROW_BYTES:
             yield some
             some, size = [], 0
@@ -107,24 +161,36 @@ def _some(examples: Iterable[Example]) -> Iterator[list[tuple[Example, Row]]]:
         yield some
 
 
-def _row(example: Example) -> bytes | str:
-    try:
-        return pickle.dumps((example.messages, example.tools, example.learned), pickle.HIGHEST_PROTOCOL)
-    except RecursionError:
-        return NESTED
+def _row(example: Example, assistant_only: bool) -> bytes | str | None:
+    """What `encode_rows` takes, or why the row is bad; None: a text that is tokenized in this process."""
+    if example.text is None:
+        try:
+            return pickle.dumps((example.messages, example.tools, example.learned), pickle.HIGHEST_PROTOCOL)
+        except RecursionError:
+            return NESTED
+    prompt = example.prompt if assistant_only else 0
+    if len(example.text) > LONGEST and example.prompt:
+        return str(too_long(example.text, LONGEST))
+    return None if len(example.text) > SHORT else pickle.dumps((example.text, prompt), pickle.HIGHEST_PROTOCOL)
 
 
-def _finished(
-    examples: list[tuple[Example, Row]], renderings: Iterator[Rendering | str]
-) -> list[tuple[Example, Rendering | str | None]]:
-    """Raises UserError with the place of a conversation that exceeds a limit."""
-    try:
-        finished = [(example, next(renderings) if isinstance(row, bytes) else row) for example, row in examples]
-        assert next(renderings, None) is None  # reads to the end, so that the child can be used again
-    except Limited as error:
-        chats = [example for example, row in examples if isinstance(row, bytes)]
-        raise UserError(f"{chats[error.done].place}: {exceeded(error)}") from None
-    return finished
+_files = WeakKeyDictionary[Any, Any]()  # of tokenizers, from which child processes load them
+
+
+def _file_of(tokenizer: Any) -> str:
+    """The path of a file with the tokenizer, which exists as long as the tokenizer."""
+    if tokenizer not in _files:
+        file = NamedTemporaryFile("w", encoding="utf-8", prefix="rptrain-", suffix=".json")  # noqa: SIM115
+        file.write(tokenizer.backend_tokenizer.to_str())
+        file.flush()
+        _files[tokenizer] = file
+    return _files[tokenizer].name
+
+
+def _template_for_tools(tokenizer: Any) -> str:
+    """The tokenizer's own template for conversations with tools; empty if it has none, or one for all."""
+    templates = tokenizer.chat_template
+    return templates.get("tool_use", "") if isinstance(templates, dict) else ""
 
 
 def load_template(tokenizer: Any, chat_template: str | None) -> str:
@@ -150,19 +216,6 @@ def load_template(tokenizer: Any, chat_template: str | None) -> str:
         raise UserError(f"data.chat_template: {path} is {not_utf8(error.object[error.start])}") from error
 
 
-def _chats(rendered: list[tuple[int, str, list[Span]]], tokenizer: Any) -> Iterator[Document]:
-    if not rendered:
-        return
-    tokens = tokenized(
-        tokenizer,
-        [text for _, text, _ in rendered],
-        add_special_tokens=False,  # written by the template
-        return_offsets_mapping=True,
-    )
-    for ids, offsets, (line, _, spans) in zip(tokens["input_ids"], tokens["offset_mapping"], rendered, strict=True):
-        yield Document(line, np.array(ids, dtype=np.int32), _within(offsets, spans))
-
-
 def _long_text(line: int, text: str, tokenizer: Any) -> Document:
     """Splits a text into parts, if possible at line ends. Tokens at the ends may differ from those of the whole."""
     _check_end(tokenizer)
@@ -186,31 +239,3 @@ def _long_text(line: int, text: str, tokenizer: Any) -> Document:
 def _check_end(tokenizer: Any) -> None:
     if tokenizer.eos_token_id is None:
         raise UserError("raw text needs a tokenizer with an end-of-text token (`eos_token`)")
-
-
-def _texts(texts: list[Example], tokenizer: Any, assistant_only_loss: bool) -> Iterator[Document]:
-    if not texts:
-        return
-    _check_end(tokenizer)
-    prompts = assistant_only_loss and any(example.prompt for example in texts)
-    said = [example.text or "" for example in texts]
-    tokens = tokenized(tokenizer, said, return_offsets_mapping=prompts)
-    for number, (ids, example) in enumerate(zip(tokens["input_ids"], texts, strict=True)):
-        supervised = np.ones(len(ids), dtype=bool)
-        if prompts and example.prompt and example.text is not None:
-            supervised = _within(tokens["offset_mapping"][number], [(example.prompt, len(example.text))])
-        if ids[-1:] == [tokenizer.eos_token_id]:
-            supervised[-1] = True  # some tokenizers add it themselves, without a place in the text
-        else:
-            ids, supervised = [*ids, tokenizer.eos_token_id], np.append(supervised, True)
-        yield Document(example.line, np.array(ids, dtype=np.int32), supervised, divisible=not example.prompt)
-
-
-def _within(offsets: list[Span], spans: list[Span]) -> np.ndarray:
-    """Whether each token has a character within a span: bool [tokens]."""
-    bounds = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(offsets)).reshape(-1, 2)
-    first, past = bounds[:, 0], np.maximum(bounds[:, 1], bounds[:, 0] + 1)
-    mask = np.zeros(len(bounds), dtype=bool)
-    for start, end in spans:
-        mask |= (first < end) & (past > start)
-    return mask

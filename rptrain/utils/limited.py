@@ -17,10 +17,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from mmap import mmap
 from struct import Struct
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.units import format_bytes
@@ -38,6 +39,8 @@ ALONE = {
     "MALLOC_ARENA_MAX": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
 }
 
 _idle: list["_Child"] = []  # children without work, which take the next
@@ -63,10 +66,7 @@ def stream(
     The function must be importable, and its arguments and items picklable. Every item may take `seconds` of processor
     time, and all of them at once `memory` bytes. The iterator raises what the function raises, and Limited.
     """
-    request = pickle.dumps((function, given, seconds, memory), pickle.HIGHEST_PROTOCOL)
-    items = _items(request, seconds, memory)
-    next(items)  # asks the child, which from now on is ended if the iterator is closed or collected as garbage
-    return items
+    return _begun(function, given, seconds, memory, set())
 
 
 def call(function: Callable[..., T], *given: Any, seconds: float = SECONDS, memory: int = MEMORY) -> T:
@@ -75,19 +75,57 @@ def call(function: Callable[..., T], *given: Any, seconds: float = SECONDS, memo
     return result
 
 
+class Pool:
+    """Child processes that work at once. Closing it ends those that still work.
+
+    `submit` returns the items of a function as a list that is ready later; its `result` raises as `stream` does.
+    """
+
+    def __init__(self, processes: int):
+        self._threads = ThreadPoolExecutor(processes, "limited")
+        self._working = set[_Child]()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed = True
+        for child in self._working.copy():
+            child.end()
+        self._threads.shutdown(cancel_futures=True)
+
+    def submit(
+        self, function: Callable[..., Iterable[T]], *given: Any, seconds: float = SECONDS, memory: int = MEMORY
+    ) -> "Future[list[T]]":
+        return self._threads.submit(self._items, function, given, seconds, memory)
+
+    def _items(self, function: Callable[..., Iterable[T]], given: Any, seconds: float, memory: int) -> list[T]:
+        return [] if self._closed else list(_begun(function, given, seconds, memory, self._working))
+
+
+def _begun(function: Any, given: tuple[Any, ...], seconds: float, memory: int, working: "set[_Child]") -> Iterator[Any]:
+    """The items of a function, which a child computes from now on. It is in `working` while it does."""
+    request = pickle.dumps((function, given, seconds, memory), pickle.HIGHEST_PROTOCOL)
+    items = _items(request, seconds, memory, working)
+    next(items)  # asks the child, which from now on is ended if the iterator is closed or collected as garbage
+    return items
+
+
 def _once(function: Callable[..., T], given: tuple[Any, ...]) -> Iterator[T]:
     yield function(*given)
 
 
-def _items(request: bytes, seconds: float, memory: int) -> Iterator[Any]:
+def _items(request: bytes, seconds: float, memory: int, working: "set[_Child]") -> Iterator[Any]:
     """Yields None once the request is sent, and then the items."""
     too_large = f"needs more than {format_bytes(memory)} of memory"
-    child = _ask(request)
+    child = _ask(request, working)
     try:
         yield None
         while not child.begins():
+            working.discard(child)
             child.kill()
-            child = _ask(request)
+            child = _ask(request, working)
         while (answer := child.receive())[0] == "item":
             yield answer[1]
     except EOFError:
@@ -100,6 +138,8 @@ def _items(request: bytes, seconds: float, memory: int) -> Iterator[Any]:
     except BaseException:  # GeneratorExit: nobody wants the rest
         child.kill()
         raise
+    finally:
+        working.discard(child)
     if answer[0] == "memory":
         child.kill()
         raise Limited(too_large, child.done)
@@ -108,9 +148,13 @@ def _items(request: bytes, seconds: float, memory: int) -> Iterator[Any]:
         raise answer[1]
 
 
-def _ask(request: bytes) -> "_Child":
+def _ask(request: bytes, working: "set[_Child]") -> "_Child":
     """Sends a request to a child without work, or to a new one."""
-    child = _idle.pop() if _idle else _Child()
+    try:
+        child = _idle.pop()
+    except IndexError:
+        child = _Child()
+    working.add(child)
     child.send(request)
     return child
 
@@ -171,6 +215,10 @@ class _Child:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
         return self.kill()
+
+    def end(self) -> None:
+        """Ends the process; whoever reads its answers finds their end."""
+        self._process.kill()
 
     def kill(self) -> int:
         """Ends the process, unless it has ended, and returns its exit status."""

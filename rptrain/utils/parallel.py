@@ -19,6 +19,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def own_cores() -> int:
+    """The cores of this process: a share of `cores` if torchrun has started several processes on this machine."""
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, cores() // max(1, int(processes))) if processes.isdecimal() else cores()
+
+
 def most_threads() -> int:
     """The default number of threads of `in_parallel`."""
     return min(cores(), MAX_THREADS)

@@ -1,13 +1,11 @@
 import logging
-from functools import partial
 
 import pytest
 
-from rptrain.data import render, template
+from rptrain.data import marks, template
 from rptrain.data.formats import Example, Tally
 from rptrain.data.template import encode
 from rptrain.utils.errors import UserError
-from rptrain.utils.limited import stream
 
 # Templates in the manner of well-known ones; the tokenizer's own is ChatML.
 # A header before each turn, the date in the first, contents stripped.
@@ -139,7 +137,7 @@ def test_no_text_moves_what_is_learned(tokenizer):
         example = Example("f", 1, messages=messages, learned=(False, False, True, False))
         (document,) = encode([example], tokenizer)
         assert supervised_texts(document, tokenizer) == ["learn me<|im_end|>"]
-    messages[0]["content"] = "".join(map(chr, render.MARKS))
+    messages[0]["content"] = "".join(map(chr, marks.FREE))
     with pytest.raises(UserError, match="all characters of Unicode's private use area"):
         tally = Tally(1)
         list(encode([example], tokenizer, tally=tally))
@@ -182,9 +180,9 @@ STRICT = "{{ raise_exception('no') if messages[0].role == 'assistant' }}" + PROM
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (UPPER, "does not show where turn 1 ends: give a `data.chat_template`"),
-        (COUNTED, "does not show where turn 1 ends"),
-        (DEAF, "does not write the text of turn 1"),
+        (UPPER, "does not show where turn 1 begins: give a `data.chat_template`"),
+        (COUNTED, "does not show where turn 1 begins"),
+        (DEAF, "leaves out `content` of turn 1: give a `data.chat_template`"),
         (STRICT, "refuses the conversation: no"),
         ("{% if %}", "refuses the conversation"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}" + PROMPTLESS, "a macro of the chat template calls itself"),
@@ -207,7 +205,7 @@ def test_unsuitable_templates_say_what_to_do(tokenizer, text, reason):
 )
 def test_a_template_without_end_stops_at_its_first_conversation(tokenizer, monkeypatch, text, reason):
     list(encode([Example("f", 1, messages=SHORT)], tokenizer))  # what the child imports also takes its time
-    monkeypatch.setattr(template, "stream", partial(stream, seconds=0.3))
+    monkeypatch.setattr(template, "SECONDS", 0.3)
     text = "{% if messages | length > 2 %}" + text + "{% endif %}" + PROMPTLESS
     texts = [Example("f", line, text="two") for line in (1, 2)]
     examples = [*texts, Example("f", 3, messages=SHORT), *[Example("f", 4, messages=LONG)] * 9]
@@ -256,7 +254,7 @@ def test_a_refused_conversation_is_left_out(tokenizer, caplog):
     assert len(supervised) == len(whole) == 120 and "1 of 121 rows are bad" in caplog.text
 
 
-def test_calls_of_the_tokenizer_are_bounded_by_text(tokenizer, monkeypatch):
+def test_what_a_child_process_takes_is_bounded(tokenizer, monkeypatch):
     """Chats and texts of any length come as they would in one call, and in their order."""
     examples = [
         Example("f", n, text="two " * n)
@@ -269,13 +267,13 @@ def test_calls_of_the_tokenizer_are_bounded_by_text(tokenizer, monkeypatch):
         return [(d.line, d.ids.tolist(), d.supervised.tolist()) for d in encode(examples, tokenizer)]
 
     expected, sizes = come(), []
-    together = type(tokenizer).__call__
-    monkeypatch.setattr(template, "CHUNK_TEXT", 600)
+    submit = template.Pool.submit
+    monkeypatch.setattr(template, "ROW_BYTES", 600)
     monkeypatch.setattr(
-        type(tokenizer), "__call__", lambda self, texts, **more: (sizes.append(texts), together(self, texts, **more))[1]
+        template.Pool, "submit", lambda *given, **more: (sizes.append(given[3]), submit(*given, **more))[1]
     )
     assert come() == expected and [line for line, _, _ in expected] == list(range(1, 40))
-    assert len(sizes) > 5 and all(sum(map(len, texts[:-1])) < 600 for texts in sizes)
+    assert len(sizes) > 5 and all(sum(map(len, rows[:-1])) < 600 for rows in sizes)
 
 
 def test_a_long_text_is_tokenized_in_parts(tokenizer, monkeypatch):
@@ -284,6 +282,7 @@ def test_a_long_text_is_tokenized_in_parts(tokenizer, monkeypatch):
     examples = [Example("f", 1, text="two"), Example("f", 2, text=said), Example("f", 3, text="it")]
     expected = [(d.line, d.ids.tolist(), d.divisible) for d in encode(examples, tokenizer)]
     monkeypatch.setattr(template, "CHUNK_TEXT", 100)
+    monkeypatch.setattr(template, "SHORT", 100)
     found = list(encode(examples, tokenizer))
     assert [(d.line, d.ids.tolist(), d.divisible) for d in found] == expected
     assert all(d.supervised.all() for d in found)

@@ -1,0 +1,349 @@
+"""The turns of a conversation in the text that a chat template writes: what the loss counts, and what is missing.
+
+Runs in a child process with limits, like the templates (`render.py`).
+
+A turn begins after the generation prompt and ends with its end token. `return_assistant_tokens_mask` of transformers
+needs templates with `{% generation %}` marks, and returns an all-zero mask for those of Llama, Qwen and others. Turns
+are therefore found by what the template writes between the texts of a conversation (`marks.py`); where that does not
+decide, by renderings of its beginning.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from rptrain.data.chat import Message
+from rptrain.data.marks import TAGS, TESTED, THOUGHTS, Field, Marked, align, around, mark
+from rptrain.data.notes import key_of
+from rptrain.data.render import Applier, Span, Template, Tools
+from rptrain.utils.errors import UserError
+
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+DATE_FORMAT = re.compile(r"""strftime_now\(\s*["']([^"']*)""")
+DATES = ("%Y-%m-%d", "%d %b %Y")  # the formats in which rptrain 0.1.0 wrote the date rightly
+HELP = "give a `data.chat_template` that does, or set `data.assistant_only_loss = false`"
+NOT_ASKING = ("assistant", "system", "developer")  # roles whose opening token never ends the turn before
+PROBE = "?"
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "?",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "?"}}, "required": []},
+    },
+}
+
+Reasoning = Literal["refuse", "drop", "inline"]
+
+
+class Rendering(NamedTuple):
+    """A conversation's text, the supervised spans of its characters, and notes about it."""
+
+    text: str
+    spans: list[Span]
+    ends: bool = False  # whether the last span ends with the conversation, in a turn of the assistant
+    notes: tuple[str, ...] = ()
+
+
+class Renderer:
+    """Renders conversations with a template. `reasoning`: what becomes of thoughts that the template leaves out."""
+
+    def __init__(self, template: Template, reasoning: Reasoning = "refuse"):
+        self._template, self._reasoning = template, reasoning
+        self._applier = Applier(template)
+        self._variants = {tools: _Variant(self._applier, template, tools) for tools in (False, True)}
+        self._dated = any(form not in DATES for form in DATE_FORMAT.findall(template.text))
+
+    def render(
+        self, messages: list[Message], tools: Tools, learned: Sequence[bool] | None, assistant_only: bool
+    ) -> Rendering:
+        """The conversation's text and its supervised spans. `learned`: see Example.
+
+        Raises ValueError if the template rejects the conversation, leaves out a text of it, or does not show where a
+        turn to train on ends.
+        """
+        variant = self._variants[bool(tools)]
+        variant.check_tools(messages, tools)
+        messages, notes = self._with_thoughts(messages, variant.text)
+        found = Conversation(variant, messages, tools)
+        notes |= found.check_written(self._reasoning)
+        if self._dated:
+            notes.add(key_of("date"))
+        learned = learned or [message["role"] == "assistant" for message in messages]
+        last = messages[-1]["role"] == "assistant" and (learned[-1] or not assistant_only)
+        turns = [turn for turn, counts in enumerate(learned) if counts]
+        if not assistant_only:
+            turns = [len(messages) - 1] if last else []
+        spans = [found.span(turn) for turn in turns]
+        text = found.text
+        if last and not found.ended:
+            text += (ending := found.ending())
+            spans[-1] = spans[-1][0], len(text)
+            notes |= {key_of("end_token")} if ending else set()
+        if not assistant_only:
+            spans = [(0, len(text))]
+        return Rendering(text, spans, last, tuple(sorted(notes | found.notes)))
+
+    def _with_thoughts(self, messages: list[Message], text: str) -> tuple[list[Message], set[str]]:
+        """The conversation with each thought under the names that templates read, or where `reasoning` puts it."""
+        notes, changed = set[str](), list[Message]()
+        for message in messages:
+            thought = next((message[name] for name in THOUGHTS if message.get(name)), None)
+            if message["role"] == "assistant" and isinstance(thought, str):
+                if reads_thoughts(text):
+                    message = {"thinking": thought, **message, "reasoning_content": thought}
+                elif self._reasoning != "refuse":
+                    message = {key: value for key, value in message.items() if key not in THOUGHTS}
+                    notes.add(key_of("dropped_thought" if self._reasoning == "drop" else "inlined_thought"))
+                    if self._reasoning == "inline":
+                        begin, end = next((tags for tags in TAGS if tags[1] in text), TAGS[0])
+                        message["content"] = f"{begin}\n{thought.strip()}\n{end}\n\n{message['content']}"
+            changed.append(message)
+        return changed, notes
+
+
+def reads_thoughts(template: str) -> bool:
+    """Whether a template reads a field of a thought."""
+    return any(re.search(rf"""\.{name}\b|["']{name}["']""", template) for name in THOUGHTS)
+
+
+class _Variant:
+    """A template for conversations with or without tools, and what it writes around a turn of the assistant."""
+
+    def __init__(self, applier: Applier, template: Template, tools: bool):
+        self._applier, self.template = applier, template
+        self.text = template.variant([PROBE_TOOL] if tools else None)
+        self._tools: Tools = [PROBE_TOOL] if tools else None
+        self.marks_generation = GENERATION.search(self.text) is not None
+
+    def apply(self, messages: list[Message], tools: Tools, *, prompt: bool = False) -> str:
+        return self._applier.apply(self.text, messages, tools, prompt=prompt)
+
+    def generated(self, messages: list[Message], tools: Tools) -> list[Span]:
+        return self._applier.generated(self.text, messages, tools)
+
+    def check_tools(self, messages: list[Message], tools: Tools) -> None:
+        """Raises ValueError if the template ignores tools, as most templates without support for tools do."""
+        if tools and "tools" not in self.text:
+            raise ValueError("the chat template does not write `tools`")
+        if "tool_calls" not in self.text and any("tool_calls" in message for message in messages):
+            raise ValueError("the chat template does not write `tool_calls`")
+
+    @cached_property
+    def prompt(self) -> str:
+        """The generation prompt after a question; empty if there is none, or if the template needs more messages."""
+        question: list[Message] = [{"role": "user", "content": PROBE}]
+        try:
+            without = self.apply(question, self._tools)
+            prompted = self.apply(question, self._tools, prompt=True)
+        except UserError:
+            return ""
+        return prompted[len(without) :] if prompted.startswith(without) else ""
+
+    @cached_property
+    def tail(self) -> str | None:
+        """What the template writes after the text of a last turn; None if that is unknown."""
+        answer: list[Message] = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
+        marked = mark(answer, None, self.text)
+        try:
+            rendered = self.apply(marked.messages, self._tools)
+        except UserError:
+            return None
+        _, found, tail = rendered.partition(marked.fields[-1].mark)
+        return tail if found else None
+
+
+class Conversation:
+    """A rendered conversation. `text` is what the template writes."""
+
+    def __init__(self, variant: _Variant, messages: list[Message], tools: Tools):
+        self._variant, self._messages, self._tools = variant, messages, tools
+        self._special = variant.template.special
+        self.text = variant.apply(messages, tools)
+        self.notes = set[str]()
+        self.ended = True  # whether the last turn that was looked up has an end token
+        self._call_tails = list[str]()
+        self._marked, self._rendered = self._with_marks()
+        self._layout = None if self._marked is None else align(self.text, self._rendered, self._marked)
+
+    def _with_marks(self) -> tuple[Marked | None, str]:
+        """The conversation with marks, rendered. None if the template refuses it with marks, but not without."""
+        for calls in (True, False):
+            marked = mark(self._messages, self._tools, self._variant.text, calls=calls)
+            try:
+                return marked, self._variant.apply(marked.messages, self._tools)
+            except UserError:
+                continue
+        return None, ""
+
+    def check_written(self, reasoning: Reasoning) -> set[str]:
+        """Raises ValueError if the template leaves out a text of the conversation, unless it writes it while the text's
+        turn is the last. Returns notes about what it leaves out.
+        """
+        notes = set[str]()
+        missing: dict[int, list[Field]] = {}
+        for field in self._fields():
+            if not self._writes(field):
+                missing.setdefault(field.turn, []).append(field)
+        for turn, fields in missing.items():
+            cut = self._written_until(turn)
+            for field in fields:
+                if field.mark in cut:
+                    notes.add(key_of("earlier", field.name))
+                elif field.thought and reasoning == "drop":
+                    notes.add(key_of("dropped_thought"))
+                else:
+                    more = ', or set data.reasoning to "drop" or "inline"' if field.thought else ""
+                    raise ValueError(
+                        f"the chat template leaves out {field.name} of turn {turn + 1}: give a `data.chat_template` "
+                        f"that writes it{more}"
+                    )
+        return notes
+
+    def _fields(self) -> list[Field]:
+        """All texts. Marked or not: the template may refuse marks in calls."""
+        marked = self._marked
+        return mark(self._messages, self._tools, self._variant.text).fields if marked is None else marked.fields
+
+    @cached_property
+    def _written(self) -> set[str]:
+        return set() if self._marked is None else self._marked.written(self._rendered)
+
+    def _writes(self, field: Field) -> bool:
+        if self._marked is None:
+            return any(form in self.text for form in field.forms())
+        return field.mark in self._written
+
+    def _written_until(self, turn: int) -> set[str]:
+        """The marks that the template writes if the conversation ends with a turn."""
+        if self._marked is None or turn == len(self._messages) - 1:
+            return set()
+        try:
+            return self._marked.written(self._variant.apply(self._marked.messages[: turn + 1], self._tools))
+        except UserError:
+            return set()
+
+    def span(self, turn: int) -> Span:
+        """The supervised characters of a turn. Raises ValueError if the template does not show them."""
+        places = None if self._layout is None else around(self._layout, turn)
+        start, end = self._start(turn, places), self._end(turn, places)
+        if (generated := self._generated(turn)) is not None:
+            start, end = generated[0], max(end, self._trimmed(generated[1]))
+        if end < start:
+            raise ValueError(f"the chat template does not show where turn {turn + 1} ends: {HELP}")
+        return start, end
+
+    def _start(self, turn: int, places: Span | None) -> int:
+        begin = None if places is None or self._layout is None else self._layout.places[places[0]].start
+        if self._messages[turn]["role"] == "assistant" and (prompt := self._variant.prompt):
+            if begin is not None and self._layout is not None:
+                before = self._layout.before(places[0])
+                if (at := before.rfind(prompt)) >= 0:
+                    return begin - len(before) + at + len(prompt)
+            if turn > 0:
+                until = self._until(turn, prompt=True)
+                if until is not None and self.text.startswith(until):
+                    return len(until)
+        if begin is None:
+            raise ValueError(f"the chat template does not show where turn {turn + 1} begins: {HELP}")
+        return begin
+
+    def _until(self, count: int, *, prompt: bool = False) -> str | None:
+        """The first messages as the template writes them; None if it refuses them."""
+        try:
+            return self._variant.apply(self._messages[:count], self._tools, prompt=prompt)
+        except UserError:
+            return None
+
+    def _end(self, turn: int, places: Span | None) -> int:
+        """The end of the turn's end token; line breaks after it belong to the template. Sets `ended`."""
+        whole = self._whole_end(turn, places)
+        content = 0 if places is None or self._layout is None else self._layout.places[places[1]].end
+        trimmed = self._trimmed(whole)
+        tail = self._variant.tail
+        self.ended = trimmed > content and bool(tail is None or tail.strip())
+        if self.ended:
+            if tail is not None and not self.text[:trimmed].endswith(self._special) and TESTED.fullmatch(tail.strip()):
+                self.notes.add(key_of("end_without_token", tail.strip()))
+            return trimmed
+        return self._with_following(turn, whole)
+
+    def _trimmed(self, end: int) -> int:
+        """An end without the line breaks after a token."""
+        trimmed = self.text[:end].rstrip()
+        return len(trimmed) if trimmed.endswith(self._special) else end
+
+    def _with_following(self, turn: int, end: int) -> int:
+        """The end of a turn without an end token: after the token that follows, if it ends answers of the model."""
+        if turn + 1 < len(self._messages) and self._messages[turn + 1]["role"] not in NOT_ASKING:
+            for token in self._variant.template.eos:
+                if self.text.startswith(token, end):
+                    self.notes.add(key_of("end_token"))
+                    return end + len(token)
+        return end
+
+    def _whole_end(self, turn: int, places: Span | None) -> int:
+        """Where the text of the conversation up to a turn ends in the whole text."""
+        if turn == len(self._messages) - 1:
+            return len(self.text)
+        if places is None or self._layout is None or self._marked is None:
+            until = self._until(turn + 1)
+            if until is None or not self.text.startswith(until):
+                raise ValueError(f"the chat template does not show where turn {turn + 1} ends: {HELP}")
+            return len(until)
+        end, after = self._layout.places[places[1]].end, self._layout.after(places[1])
+        calls = "tool_calls" in self._messages[turn]
+        known = [tail for tail in self._call_tails if tail and after.startswith(tail)] if calls else []
+        if known:
+            return end + len(max(known, key=len))
+        tail = self._variant.tail
+        plain = not calls and self._layout.places[places[1]].field.name == "`content`"
+        if plain and tail is not None and after.startswith(tail):
+            return end + len(tail)
+        if (tail := self._tail_of(turn)) is None:
+            tail = self._variant.tail or ""
+        if after.startswith(tail):
+            if calls:
+                self._call_tails.append(tail)
+            return end + len(tail)
+        return end + self._other_ending(turn, tail, after)
+
+    def _tail_of(self, turn: int) -> str | None:
+        """What the template writes after the last text of a turn that is the last; None if it does not tell."""
+        assert self._marked is not None
+        try:
+            cut = self._variant.apply(self._marked.messages[: turn + 1], self._tools)
+        except UserError:
+            return None
+        tail = self._marked.pattern.split(cut)[-1]
+        return tail if len(tail) < len(cut) else None
+
+    def _other_ending(self, turn: int, tail: str, after: str) -> int:
+        """The length of the end of a turn that ends with another token than it does as the last."""
+        ending = next((token for token in self._special if tail.rstrip().endswith(token)), "")
+        before = tail.rstrip().removesuffix(ending)
+        rest = after.removeprefix(before)
+        spaces = len(rest) - len(rest.lstrip())
+        token = next((token for token in self._special if rest.startswith(token, spaces)), None)
+        if token is None or not ending or not after.startswith(before):
+            raise ValueError(f"the chat template does not show where turn {turn + 1} ends: {HELP}")
+        return len(before) + spaces + len(token)
+
+    @cached_property
+    def _spans_of_turns(self) -> dict[int, Span]:
+        """The spans that the template marks as generated, by turns of the assistant."""
+        if not self._variant.marks_generation:
+            return {}
+        spans = self._variant.generated(self._messages, self._tools)
+        turns = [turn for turn, message in enumerate(self._messages) if message["role"] == "assistant"]
+        return dict(zip(turns, spans, strict=True)) if len(turns) == len(spans) else {}
+
+    def _generated(self, turn: int) -> Span | None:
+        return self._spans_of_turns.get(turn)
+
+    def ending(self) -> str:
+        """The token that ends the last turn where the template writes none; empty if the tokenizer has none."""
+        template = self._variant.template
+        asked = "<|observation|>" if "tool_calls" in self._messages[-1] else "<|user|>"
+        return asked if asked in template.eos else template.end_of_text
