@@ -82,6 +82,8 @@ class Data(Section):
     """compute the loss only on assistant replies"""
     chat_template: Text | None = None
     """a Jinja file or text; unset: the tokenizer's own template"""
+    reasoning: Literal["refuse", "drop", "inline"] = "refuse"
+    """thoughts that the template leaves out: "refuse" the row, "drop" them, or write them "inline" in the content"""
     follow_links: bool = False
     """follow links in a data folder that lead out of it"""
     cache_dir: PathText | None = None

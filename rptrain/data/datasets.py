@@ -6,17 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.checkpoint.base_files import base_paths
+from rptrain.checkpoint.eos import eos_ids
 from rptrain.config.schema import Config, TrainSet
 from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
 from rptrain.data.sequences import Sequences
 from rptrain.data.split import once, split
 from rptrain.data.template import load_template
+from rptrain.models.registry import read_config
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import Stamp
 
 
 def find_tokenizer(config: Config, model_dir: Path) -> Any:
-    """The model's tokenizer with the config's chat template; None if the run needs none."""
+    """The model's tokenizer with the config's chat template, and all EOS ids of the model as its `model_eos_ids`.
+
+    None if the run needs no tokenizer.
+    """
     sources = (*config.data.train, *config.data.val)
     if all(source.path == RANDOM for source in sources) and not config.eval.questions:
         return None
@@ -31,6 +36,7 @@ def _tokenizer(model_dir: Path, stamps: tuple[Stamp, ...], template: str | None)
     tokenizer = load_tokenizer(model_dir)
     if template is not None:
         tokenizer.chat_template = template
+    tokenizer.model_eos_ids = eos_ids(model_dir, read_config(model_dir / "config.json"), tokenizer)
     return tokenizer
 
 
@@ -60,6 +66,7 @@ def _read(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any, sour
         packing=data.packing,
         assistant_only_loss=data.assistant_only_loss,
         chat_template=data.chat_template,
+        reasoning=data.reasoning,
         overlong=data.overlong,
         follow_links=data.follow_links,
         cache_dir=data.cache_dir,

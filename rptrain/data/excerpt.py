@@ -20,6 +20,7 @@ from rptrain.data.loader import RANDOM, Tokenizing, questions_of
 from rptrain.data.read import share_of
 from rptrain.data.template import load_template
 from rptrain.data.tokens import Document, Stream, gather
+from rptrain.data.turns import Reasoning
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import Stamp
 
@@ -139,16 +140,17 @@ class Settings:
     tokenizer: Any
     template: str | None  # the text of data.chat_template
     assistant_only_loss: bool
+    reasoning: Reasoning
     folder: Path  # the cache of tokens
 
     @classmethod
     def of(cls, data: Data, tokenizer: Any) -> "Settings":
         template = load_template(tokenizer, data.chat_template) if data.chat_template else None
         folder = Path(data.cache_dir) if data.cache_dir else default_folder()
-        return cls(tokenizer, template, data.assistant_only_loss, folder)
+        return cls(tokenizer, template, data.assistant_only_loss, data.reasoning, folder)
 
     def tokenizing(self) -> Tokenizing:
-        return Tokenizing(self.tokenizer, self.assistant_only_loss, self.template, self.folder)
+        return Tokenizing(self.tokenizer, self.assistant_only_loss, self.template, self.reasoning, self.folder)
 
 
 @lru_cache(8)

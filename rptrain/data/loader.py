@@ -20,6 +20,7 @@ from rptrain.data.probe import Probe
 from rptrain.data.sequences import Group, Sequences, build, shuffled
 from rptrain.data.template import encode, load_template
 from rptrain.data.tokens import Document, Stream, gather, tokenized
+from rptrain.data.turns import Reasoning
 from rptrain.kernels.batch import IGNORED, Batch
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.text import counted
@@ -121,6 +122,7 @@ def prepare(
     packing: bool = True,
     assistant_only_loss: bool = True,
     chat_template: str | None = None,
+    reasoning: Reasoning = "refuse",
     overlong: Overlong = "truncate",
     follow_links: bool = False,
     cache_dir: str | Path | None = None,
@@ -138,7 +140,9 @@ def prepare(
     if max_length < 2:
         raise UserError(f"data.max_length is {max_length}: a sequence has at least 2 tokens")
     folder = Path(cache_dir) if cache_dir else cache.default_folder()
-    settings = Tokenizing(tokenizer, assistant_only_loss, chat_template, folder) if tokenizer is not None else None
+    settings = (
+        Tokenizing(tokenizer, assistant_only_loss, chat_template, reasoning, folder) if tokenizer is not None else None
+    )
     streams: list[Stream] = []
     weights: list[float] = []
     others: list[tuple[TrainSet, Chosen]] = []
@@ -167,12 +171,27 @@ class Tokenizing:
     several of them with the same format once.
     """
 
-    def __init__(self, tokenizer: Any, assistant_only_loss: bool, chat_template: str | None, folder: Path):
+    def __init__(
+        self,
+        tokenizer: Any,
+        assistant_only_loss: bool,
+        chat_template: str | None,
+        reasoning: Reasoning,
+        folder: Path,
+    ):
         self._tokenizer, self._chat_template, self._folder = tokenizer, chat_template, folder
-        self._assistant_only_loss = assistant_only_loss
+        self._assistant_only_loss, self._reasoning = assistant_only_loss, reasoning
+        self._eos_ids: frozenset[int] = getattr(tokenizer, "model_eos_ids", frozenset())  # see `find_tokenizer`
         self.rows, self._counted = Tally(), set[tuple[str, str]]()  # files and their formats
         template = load_template(tokenizer, chat_template) if chat_template or tokenizer.chat_template else None
-        self._settings = [cache.code_hash(), cache.tokenizer_hash(tokenizer), template, assistant_only_loss]
+        self._settings = [
+            cache.code_hash(),
+            cache.tokenizer_hash(tokenizer),
+            template,
+            assistant_only_loss,
+            reasoning,
+            sorted(self._eos_ids),
+        ]
 
     def builtin(self, questions: list[formats.Example]) -> Stream:
         tally = Tally(len(questions))
@@ -186,6 +205,8 @@ class Tokenizing:
             self._tokenizer,
             assistant_only_loss=self._assistant_only_loss,
             chat_template=self._chat_template,
+            reasoning=self._reasoning,
+            eos_ids=self._eos_ids,
             tally=tally,
         )
 

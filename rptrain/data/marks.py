@@ -8,7 +8,7 @@ so a template takes the same way through both.
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,6 +35,7 @@ class Field:
     value: str | int | float
     mark: str  # as a template writes it
     thought: bool = False
+    lead: tuple[str, ...] = ()  # spaces and tags before it, since the text before in the same content
 
     def forms(self) -> Iterator[str]:
         """The texts that a template may write for the value."""
@@ -88,14 +89,14 @@ class _Marker:
         self._character = chr(code)
         digits = said + template
         self._number = next((str(number) for number in NUMBERS if str(number) * 3 not in digits), None)
+        text = f"{self._character}\\d+{self._character}"
+        self._pattern = re.compile(text if self._number is None else f"{text}|{self._number * 3}\\d{{5}}")
         self._tested = re.compile("(" + "|".join(map(re.escape, tested_texts(template))) + ")")
         self._fields = list[Field]()
 
     def marked(self, calls: bool) -> Marked:
         messages = [self._message(turn, message, calls) for turn, message in enumerate(self._messages)]
-        text = f"{self._character}\\d+{self._character}"
-        pattern = text if self._number is None else f"{text}|{self._number * 3}\\d{{5}}"
-        return Marked(messages, self._fields, re.compile(pattern))
+        return Marked(messages, self._fields, self._pattern)
 
     def _message(self, turn: int, message: Message, calls: bool) -> Message:
         changed = dict(message)
@@ -115,9 +116,18 @@ class _Marker:
         """The text with its tags and outer spaces, and marks in place of all else."""
         parts = self._tested.split(text)
         thoughts = _thoughts(parts)
+        lead = list[str]()
         for number in range(0, len(parts), 2):
             name = "the thought in `content`" if number in thoughts else "`content`"
+            count = len(self._fields)
             parts[number] = self._core(turn, name, parts[number], thought=number in thoughts)
+            if len(self._fields) > count:
+                before, _, after = parts[number].partition(self._fields[count].mark)
+                self._fields[count] = replace(self._fields[count], lead=(*lead, before))
+                lead = [after]
+            else:
+                lead.append(parts[number])
+            lead += parts[number + 1 : number + 2]  # a tag
         return "".join(parts)
 
     def _core(self, turn: int, name: str, text: str, *, thought: bool) -> str:

@@ -151,7 +151,12 @@ def _first_of(
 ) -> Iterator[tuple[formats.Example, Sample]]:
     """The samples with a supervised token of the first EXAMINED examples, of which `count` are read at a time."""
     data = config.data
-    options = {"assistant_only_loss": data.assistant_only_loss, "chat_template": data.chat_template}
+    options = {
+        "assistant_only_loss": data.assistant_only_loss,
+        "chat_template": data.chat_template,
+        "reasoning": data.reasoning,
+        "eos_ids": getattr(tokenizer, "model_eos_ids", frozenset()),
+    }
     examples = islice(examples, EXAMINED)
     while some := list(islice(examples, count)):
         stream = gather(encode(some, tokenizer, **options, tally=tally), file)

@@ -73,7 +73,7 @@ def render_conversations(tokenizer: Any, template: str, conversations: Sequence[
     Raises UserError if the template rejects one, or takes too long or too much memory.
     """
     try:
-        return list(stream(_prompts, Template.of(tokenizer, template), list(conversations)))
+        return list(stream(_prompts, Template.of(tokenizer, template), list(conversations), setup=load_transformers))
     except Limited as error:
         raise exceeded(error) from None
 
@@ -92,6 +92,11 @@ def _prompts(template: Template, conversations: list[list[Message]]) -> Iterator
     tokenizer = Applier(template)
     for messages in conversations:
         yield tokenizer.apply(template.text, messages, prompt=True)
+
+
+def load_transformers() -> None:
+    """Imports what `Applier` uses, which takes longer than a conversation may."""
+    from transformers import tokenization_utils_base  # noqa: F401
 
 
 class Applier:

@@ -14,7 +14,7 @@ import numpy as np
 
 from rptrain.data.notes import key_of
 from rptrain.data.probe import panics
-from rptrain.data.render import LONGEST, NESTED, Span, Template, too_long
+from rptrain.data.render import LONGEST, NESTED, Span, Template, load_transformers, too_long
 from rptrain.data.turns import Reasoning, Renderer, Rendering
 
 SHORT = 1 << 18  # maximum characters of a text that is tokenized here; longer ones take more than their time
@@ -48,6 +48,13 @@ class Tokens(NamedTuple):
 
 
 Encoded = Tokens | Rendering | str  # a rendering that is too long to be tokenized here; or why the row is bad
+
+
+def load(settings: Settings) -> None:
+    """Loads what `encode_rows` needs, which takes longer than a row may."""
+    _tokenizer(settings.tokenizer, settings.split_special)
+    if settings.template is not None:
+        load_transformers()
 
 
 def encode_rows(settings: Settings, rows: Sequence[bytes]) -> Iterator[Encoded]:

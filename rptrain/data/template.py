@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from os.path import isfile
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -16,7 +16,7 @@ import numpy as np
 
 from rptrain.data.formats import Example, Tally
 from rptrain.data.render import LONGEST, NESTED, Template, exceeded, too_long
-from rptrain.data.rows import SHORT, Encoded, Settings, Tokens, encode_rows, tokens_of_chat, tokens_of_text
+from rptrain.data.rows import SHORT, Encoded, Settings, Tokens, encode_rows, load, tokens_of_chat, tokens_of_text
 from rptrain.data.tokens import Document, tokenized
 from rptrain.data.turns import Reasoning, Rendering
 from rptrain.utils.errors import UserError
@@ -59,7 +59,9 @@ def encode(
     with Pool(count) as pool:
         for items in _some(examples, assistant_only_loss):
             rows = [row for _, row in items if isinstance(row, bytes)]
-            waiting.append((items, pool.submit(encode_rows, encoder.settings(items), rows, seconds=SECONDS)))
+            settings = encoder.settings(items)
+            encoded = pool.submit(encode_rows, settings, rows, seconds=SECONDS, setup=partial(load, settings))
+            waiting.append((items, encoded))
             if len(waiting) > 2 * count:
                 yield from encoder.documents(*waiting.popleft(), tally)
         while waiting:

@@ -142,16 +142,29 @@ class _Variant:
         return prompted[len(without) :] if prompted.startswith(without) else ""
 
     @cached_property
+    def opening(self) -> str | None:
+        """What the template writes before a turn: the generation prompt, or what takes its place; None: unknown."""
+        if self.prompt or self._around is None:
+            return self.prompt or None
+        return self._around[0]
+
+    @property
     def tail(self) -> str | None:
         """What the template writes after the text of a last turn; None if that is unknown."""
+        return None if self._around is None else self._around[1]
+
+    @cached_property
+    def _around(self) -> tuple[str, str] | None:
+        """What the template writes before and after the text of a last turn; None if that is unknown."""
         answer: list[Message] = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
         marked = mark(answer, None, self.text)
         try:
             rendered = self.apply(marked.messages, self._tools)
+            question = self.apply(marked.messages[:1], self._tools)
         except UserError:
             return None
-        _, found, tail = rendered.partition(marked.fields[-1].mark)
-        return tail if found else None
+        before, found, tail = rendered.partition(marked.fields[-1].mark)
+        return (before.removeprefix(question), tail) if found and before.startswith(question) else None
 
 
 class Conversation:
@@ -236,17 +249,21 @@ class Conversation:
 
     def _start(self, turn: int, places: Span | None) -> int:
         begin = None if places is None or self._layout is None else self._layout.places[places[0]].start
-        if self._messages[turn]["role"] == "assistant" and (prompt := self._variant.prompt):
-            if begin is not None and self._layout is not None:
+        if self._messages[turn]["role"] == "assistant" and (opening := self._variant.opening) is not None:
+            if begin is not None and places is not None and self._layout is not None and opening:
                 before = self._layout.before(places[0])
-                if (at := before.rfind(prompt)) >= 0:
-                    return begin - len(before) + at + len(prompt)
-            if turn > 0:
-                until = self._until(turn, prompt=True)
-                if until is not None and self.text.startswith(until):
+                if (at := before.rfind(opening)) >= 0:
+                    return begin - len(before) + at + len(opening)
+            if turn > 0 and (until := self._until(turn, prompt=True)) is not None:
+                until += "" if self._variant.prompt else opening
+                if self.text.startswith(until):
                     return len(until)
-        if begin is None:
+        if begin is None or places is None or self._layout is None:
             raise ValueError(f"the chat template does not show where turn {turn + 1} begins: {HELP}")
+        for part in reversed(self._layout.places[places[0]].field.lead):
+            if not self.text.endswith(part, 0, begin):
+                break
+            begin -= len(part)
         return begin
 
     def _until(self, count: int, *, prompt: bool = False) -> str | None:

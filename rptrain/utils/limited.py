@@ -59,14 +59,19 @@ class Limited(UserError):
 
 
 def stream(
-    function: Callable[..., Iterable[T]], *given: Any, seconds: float = SECONDS, memory: int = MEMORY
+    function: Callable[..., Iterable[T]],
+    *given: Any,
+    seconds: float = SECONDS,
+    memory: int = MEMORY,
+    setup: Callable[[], object] | None = None,
 ) -> Iterator[T]:
     """The items of `function(*given)`, which a child process computes from now on.
 
     The function must be importable, and its arguments and items picklable. Every item may take `seconds` of processor
-    time, and all of them at once `memory` bytes. The iterator raises what the function raises, and Limited.
+    time, and all of them at once `memory` bytes. `setup` is called first, without a limit of time: it imports what the
+    function needs. The iterator raises what the function raises, and Limited.
     """
-    return _begun(function, given, seconds, memory, set())
+    return _begun((function, given, seconds, memory, setup), set())
 
 
 def call(function: Callable[..., T], *given: Any, seconds: float = SECONDS, memory: int = MEMORY) -> T:
@@ -96,18 +101,26 @@ class Pool:
         self._threads.shutdown(cancel_futures=True)
 
     def submit(
-        self, function: Callable[..., Iterable[T]], *given: Any, seconds: float = SECONDS, memory: int = MEMORY
+        self,
+        function: Callable[..., Iterable[T]],
+        *given: Any,
+        seconds: float = SECONDS,
+        memory: int = MEMORY,
+        setup: Callable[[], object] | None = None,
     ) -> "Future[list[T]]":
-        return self._threads.submit(self._items, function, given, seconds, memory)
+        return self._threads.submit(self._items, (function, given, seconds, memory, setup))
 
-    def _items(self, function: Callable[..., Iterable[T]], given: Any, seconds: float, memory: int) -> list[T]:
-        return [] if self._closed else list(_begun(function, given, seconds, memory, self._working))
+    def _items(self, request: "_Request") -> list[Any]:
+        return [] if self._closed else list(_begun(request, self._working))
 
 
-def _begun(function: Any, given: tuple[Any, ...], seconds: float, memory: int, working: "set[_Child]") -> Iterator[Any]:
+_Request = tuple[Callable[..., Any], tuple[Any, ...], float, int, Callable[[], object] | None]
+
+
+def _begun(asked: _Request, working: "set[_Child]") -> Iterator[Any]:
     """The items of a function, which a child computes from now on. It is in `working` while it does."""
-    request = pickle.dumps((function, given, seconds, memory), pickle.HIGHEST_PROTOCOL)
-    items = _items(request, seconds, memory, working)
+    _, _, seconds, memory, _ = asked
+    items = _items(pickle.dumps(asked, pickle.HIGHEST_PROTOCOL), seconds, memory, working)
     next(items)  # asks the child, which from now on is ended if the iterator is closed or collected as garbage
     return items
 
@@ -243,7 +256,7 @@ def serve(asked: BinaryIO, answers: BinaryIO, counter: mmap) -> None:
         try:
             answers.write(pickle.dumps(("begun", None)))
             answers.flush()
-            function, given, seconds, memory = pickle.load(asked)
+            function, given, seconds, memory, setup = pickle.load(asked)
         except EOFError:
             return
         except Exception as error:  # noqa: BLE001 (of an import; the parent raises it)
@@ -253,7 +266,7 @@ def serve(asked: BinaryIO, answers: BinaryIO, counter: mmap) -> None:
         limit = _address_space() + memory
         resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
         held = bytearray()
-        for answer in _limited(function, given, seconds, counter):
+        for answer in _limited(function, given, seconds, counter, setup):
             if len(held) + len(answer) < HELD:
                 held += answer
                 continue
@@ -267,12 +280,18 @@ def serve(asked: BinaryIO, answers: BinaryIO, counter: mmap) -> None:
 
 
 def _limited(
-    function: Callable[..., Iterable[Any]], given: tuple[Any, ...], seconds: float, counter: mmap
+    function: Callable[..., Iterable[Any]],
+    given: tuple[Any, ...],
+    seconds: float,
+    counter: mmap,
+    setup: Callable[[], object] | None,
 ) -> Iterator[bytes]:
     """The answers to a request. SIGPROF, for which there is no handler, ends the process after `seconds`."""
     done = 0
     COUNT.pack_into(counter, 0, done)
     try:
+        if setup is not None:
+            setup()
         signal.setitimer(signal.ITIMER_PROF, seconds)
         for item in function(*given):
             answer = pickle.dumps(("item", item), pickle.HIGHEST_PROTOCOL)

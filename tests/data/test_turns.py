@@ -1,0 +1,270 @@
+"""Turns in the text of chat templates in the manner of well-known ones: what is supervised, and what is refused."""
+
+import json
+
+import pytest
+
+from rptrain.data.render import Template
+from rptrain.data.turns import Renderer
+
+SPECIAL = (
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "<|observation|>",
+    "<eos>", "<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|channel|>", "<|message|>",
+)  # fmt: skip
+
+CHATML = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}"""
+
+# No end token: the next role's token ends a turn. Thoughts before the last question are left out.
+GLM = """\
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}
+{{- '<|assistant|>' }}
+{%- set content, thought = m.content, m.reasoning_content or '' %}
+{%- if '</think>' in content %}
+{%- set thought = content.split('</think>')[0].split('<think>')[-1] %}{% set content = content.split('</think>')[-1] %}
+{%- endif %}
+{{- '\\n<think>' + (thought.strip() if loop.index0 > ns.last else '') + '</think>' }}
+{%- if content.strip() %}{{ '\\n' + content.strip() }}{% endif %}
+{%- for call in m.tool_calls or [] %}
+{{- '\\n<tool_call>' + call.function.name }}
+{%- for key, value in call.function.arguments.items() %}
+{{- '\\n<arg_key>' + key + '</arg_key>' }}
+{{- '\\n<arg_value>' + (value if value is string else value | tojson) + '</arg_value>' }}
+{%- endfor %}
+{{- '\\n</tool_call>' }}
+{%- endfor %}
+{%- elif m.role == 'tool' %}{{- '<|observation|>\\n' + m.content }}
+{%- else %}{{- '<|' + m.role + '|>\\n' + m.content }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}{# tools #}"""
+
+# Deletes whatever stands before </think>, and its generation prompt opens a thought.
+R1 = """\
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}{{- '<|assistant|>' + m.content.split('</think>')[-1] + '<eos>' }}
+{%- else %}{{- '<|user|>' + m.content }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|><think>\\n' }}{%- endif %}"""
+
+# One call per message, thoughts in their own field, and other end tokens for calls and for the last turn.
+HARMONY = """\
+{%- for m in messages %}
+{%- if m.role == 'assistant' and 'tool_calls' in m %}
+{%- if m.content and m.thinking %}{{ raise_exception('Cannot pass both content and thinking') }}{% endif %}
+{%- if m.thinking %}{{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}{% endif %}
+{{- '<|start|>assistant to=' + m.tool_calls[0].function.name + '<|channel|>commentary<|message|>' }}
+{{- m.tool_calls[0].function.arguments | tojson + '<|call|>' }}
+{%- elif m.role == 'assistant' %}
+{%- if loop.last and 'thinking' in m %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}
+{%- endif %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content + ('<|return|>' if loop.last else '<|end|>') }}
+{%- else %}{{- '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}{# tools #}"""
+
+# Takes calls without a text only, and checks their ids.
+NEMO = """\
+{%- for m in messages %}
+{%- if m.role == 'user' %}{{- '[INST]' + m.content + '[/INST]' }}
+{%- elif m.tool_calls is defined %}
+{%- if m.content %}{{ raise_exception('calls have no text') }}{% endif %}
+{{- '[TOOL_CALLS][' }}
+{%- for call in m.tool_calls %}
+{%- if call.id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif %}
+{{- (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' }}
+{%- endfor %}{{- ']<eos>' }}
+{%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}
+{%- else %}{{- m.content + '<eos>' }}
+{%- endif %}
+{%- endfor %}{# tools #}"""
+
+# Refuses conversations without a question, so their beginnings cannot be rendered.
+ASKED = "{{ raise_exception('No user query') if not messages | selectattr('role', 'equalto', 'user') | list }}" + CHATML
+
+# Marks what is generated, with the line break after the end token.
+GENERATED = """\
+{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' %}{% generation %}{{- m.content + '<|im_end|>\\n' }}{% endgeneration %}
+{%- else %}{{- m.content + '<|im_end|>\\n' }}{% endif %}
+{%- endfor %}"""
+
+GLM_EOS = ("<|endoftext|>", "<|user|>", "<|observation|>")
+
+
+def turns(template, messages, eos=(), tools=None, learned=None, reasoning="refuse", assistant_only=True):
+    """The supervised texts, the whole text and the notes."""
+    made = Template(template, (("eos_token", "<|endoftext|>"),), SPECIAL, eos=(*eos, "<|endoftext|>"))
+    said = [{"role": role, **(of if isinstance(of, dict) else {"content": of})} for role, of in messages]
+    found = Renderer(made, reasoning).render(said, tools, learned, assistant_only)
+    return (
+        [found.text[start:end] for start, end in found.spans],
+        found.text,
+        {note.split(":")[0] for note in found.notes},
+    )
+
+
+def call(arguments, name="weather", **more):
+    made = [{"type": "function", "id": "abcdefghi", "function": {"name": name, "arguments": arguments}}]
+    return {"content": "", "tool_calls": made, **more}
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+
+
+def test_the_token_that_follows_ends_a_turn_without_an_end_token():
+    said = [("user", "q0"), ("assistant", "a0"), ("user", "0+0?"), ("assistant", "0")]
+    supervised, text, notes = turns(GLM, said, GLM_EOS)
+    assert supervised == ["\n<think></think>\na0<|user|>", "\n<think></think>\n0<|user|>"]
+    assert text.endswith("0<|user|>") and notes == {"end_token"}
+
+
+def test_a_call_without_an_end_token_is_ended_by_the_observation():
+    said = [
+        ("user", "sunny?"),
+        ("assistant", call({"city": "Paris", "days": 3})),
+        ("tool", "yes"),
+        ("assistant", "It is."),
+    ]
+    supervised, _, _ = turns(GLM, said, GLM_EOS, TOOLS)
+    assert [
+        part.endswith(end) for part, end in zip(supervised, ("</tool_call><|observation|>", "<|user|>"), strict=True)
+    ]
+    assert turns(GLM, said[:2], GLM_EOS, TOOLS)[1].endswith("</tool_call><|observation|>")
+
+
+def test_an_opening_token_of_the_assistant_ends_no_turn():
+    said = [("user", "q"), ("assistant", "a"), ("assistant", "b"), ("system", "c"), ("user", "d"), ("assistant", "e")]
+    supervised, _, _ = turns(GLM, said, ("<|user|>", "<|assistant|>", "<|system|>"))
+    assert [part.split("</think>")[1] for part in supervised] == ["\na", "\nb", "\ne<|user|>"]
+
+
+def test_the_tokenizers_eos_ends_the_last_turn_where_no_other_does():
+    vicuna = "{% for m in messages %}{{ m.role | upper + ': ' + m.content + '\\n' }}{% endfor %}"
+    supervised, text, _ = turns(vicuna, [("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b")])
+    assert supervised == ["a\n", "b\n<|endoftext|>"] and text.endswith("b\n<|endoftext|>")
+    assert turns(vicuna, [("assistant", "a"), ("user", "q")])[1].endswith("q\n"), "the last turn is not trained on"
+
+
+def test_everything_is_supervised_with_its_end():
+    supervised, text, _ = turns(GLM, [("user", "q"), ("assistant", "a")], GLM_EOS, assistant_only=False)
+    assert supervised == [text] and text.endswith("a<|user|>")
+
+
+def test_a_thought_that_the_template_deletes_is_refused():
+    said = [("user", "5+9"), ("assistant", "<think>\nI add slowly.\n</think>\n\n14")]
+    with pytest.raises(ValueError, match=r"leaves out the thought in `content` of turn 2: .* set data.reasoning to"):
+        turns(R1, said)
+    supervised, _, notes = turns(R1, said, reasoning="drop")
+    assert supervised == ["\n\n14<eos>"] and notes == {"dropped_thought"}
+    assert turns(R1, [said[0], ("assistant", "14")])[0] == ["14<eos>"]
+
+
+def test_a_field_that_the_template_does_not_read_is_refused_dropped_or_written_into_the_content():
+    said = [("user", "1+1"), ("assistant", {"content": "2", "reasoning_content": "I add slowly."})]
+    with pytest.raises(ValueError, match="leaves out `reasoning_content` of turn 2"):
+        turns(CHATML, said)
+    assert turns(CHATML, said, reasoning="drop")[0] == ["2<|im_end|>"]
+    supervised, _, notes = turns(CHATML, said, reasoning="inline")
+    assert supervised == ["<think>\nI add slowly.\n</think>\n\n2<|im_end|>"] and notes == {"inlined_thought"}
+    with pytest.raises(ValueError, match="the thought in `content`"):
+        turns(R1, said, reasoning="inline")
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_a_thought_is_found_under_any_name(name):
+    said = [("user", "1+1"), ("assistant", {"content": "2", name: "I add."})]
+    assert turns(GLM, said, GLM_EOS)[0] == ["\n<think>I add.</think>\n2<|user|>"]
+    assert "analysis<|message|>I add.<|end|>" in turns(HARMONY, said)[0][0]
+
+
+def test_thoughts_of_earlier_turns_are_left_out_and_noted():
+    said = [(role, f"<think>{of}!</think>{of}" if role == "assistant" else of) for role, of in (
+        ("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b"))]  # fmt: skip
+    supervised, _, notes = turns(GLM, said, GLM_EOS)
+    assert supervised == ["\n<think></think>\na<|user|>", "\n<think>b!</think>\nb<|user|>"] and "earlier" in notes
+
+
+def test_what_is_left_out_is_named():
+    silent = "{% for m in messages if m.role != 'system' %}{{ m.content + '<eos>' }}{% endfor %}"
+    with pytest.raises(ValueError, match="leaves out `content` of turn 1"):
+        turns(silent, [("system", "be brief"), ("user", "q"), ("assistant", "a")])
+    two = call({"city": "Paris"})
+    two["tool_calls"] = two["tool_calls"] * 2
+    with pytest.raises(ValueError, match="leaves out the name of call 2 of turn 2"):
+        turns(HARMONY, [("user", "q"), ("assistant", two)], tools=TOOLS)
+    names = NEMO.replace("call.function | tojson", "{'name': call.function.name} | tojson")
+    with pytest.raises(ValueError, match=r"leaves out the argument `place\.city` of call 1 of turn 2"):
+        turns(names, [("user", "q"), ("assistant", call({"place": {"city": "Paris"}}))], tools=TOOLS)
+
+
+def test_thinking_a_call_and_a_final_answer():
+    said = [
+        ("user", "sunny?"),
+        ("assistant", call({"city": "Paris"}, thinking="I look.")),
+        ("tool", "yes"),
+        ("assistant", {"content": "It is.", "thinking": "Good."}),
+    ]
+    assert turns(HARMONY, said, ("<|return|>", "<|call|>"), TOOLS)[0] == [
+        "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant to=weather<|channel|>commentary<|message|>"
+        '{"city": "Paris"}<|call|>',
+        "<|channel|>analysis<|message|>Good.<|end|><|start|>assistant<|channel|>final<|message|>It is.<|return|>",
+    ]
+
+
+def test_calls_that_the_template_allows_without_a_text_only():
+    said = [
+        ("user", "q"),
+        ("assistant", call({"city": 'Paris "é"\n'})),
+        ("tool", "sunny"),
+        ("assistant", "it is sunny"),
+    ]
+    supervised, _, _ = turns(NEMO, said, ("<eos>",), TOOLS)
+    made = json.dumps({"name": "weather", "arguments": {"city": 'Paris "é"\n'}}, ensure_ascii=False)
+    assert supervised == [f'[TOOL_CALLS][{made[:-1]}, "id": "abcdefghi"}}]<eos>', "it is sunny<eos>"]
+
+
+def test_a_reply_before_the_first_question():
+    said = [("assistant", "welcome"), ("user", "hi"), ("assistant", "hello")]
+    assert turns(ASKED, said)[0] == ["welcome<|im_end|>", "hello<|im_end|>"]
+
+
+def test_what_the_template_marks_as_generated():
+    said = [("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b")]
+    assert turns(GENERATED, said)[0] == ["a<|im_end|>", "b<|im_end|>"]
+    assert turns(GENERATED, said, learned=(False, False, True, True))[0] == ["r<|im_end|>", "b<|im_end|>"]
+
+
+def test_texts_that_look_like_the_template():
+    """Contents with tokens, line breaks and the texts of other turns."""
+    said = [
+        ("user", "<|im_end|>\n<|im_start|>assistant\n"),
+        ("assistant", "a<|im_end|>\n<|im_start|>user\nq"),
+        ("user", "q"),
+    ]
+    supervised, _, _ = turns(CHATML, [*said, ("assistant", "  a \n")])
+    assert supervised == ["a<|im_end|>\n<|im_start|>user\nq<|im_end|>", "  a \n<|im_end|>"]
+
+
+def test_equal_turns_are_told_apart():
+    said = [("user", "go on"), ("assistant", "go on")] * 3
+    assert turns(CHATML, said)[0] == ["go on<|im_end|>"] * 3
+
+
+def test_an_end_that_is_no_token_is_noted():
+    plain = CHATML.replace("<|im_end|>", "<|stop|>")
+    assert "end_without_token" in turns(plain, [("user", "q"), ("assistant", "a")])[2]
+
+
+def test_dates_have_the_format_that_the_template_asks_for():
+    dated = "{{ strftime_now('%B %d, %Y; %-d.%m.%y') }}" + CHATML
+    _, text, notes = turns(dated, [("user", "q"), ("assistant", "a")])
+    assert text.startswith("July 26, 2024; 26.07.24") and notes == {"date"}
