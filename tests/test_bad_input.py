@@ -382,7 +382,11 @@ LONE_SURROGATE = '{"messages": [{"role": "user", "content": "\\ud83d"}]}\n'
         ("blank.jsonl", "\n\n", "the file has no rows"),
         ("empty.json", "[]", "the file has no rows"),
         ("bad.jsonl", CHAT * 98 + "{\n" * 2, "2 of 100 rows are bad:\n  bad.jsonl:99: "),
-        ("bad.jsonl", CHAT * 98 + "{\n" * 2, "More than 1 % stops the run: fix or remove these rows"),
+        (
+            "bad.jsonl",
+            CHAT * 98 + "{\n" * 2,
+            "data.max_bad_rows allows 1% of the rows to be bad: fix these rows, set the format",
+        ),
         ("deep.jsonl", CHAT * 10 + '{"a":' * 100_000 + "\n", "deep.jsonl:11: lists or objects are nested too deeply"),
         ("deep.json", "[" * 100_000, "deep.json: lists or objects are nested too deeply"),
         ("half.jsonl", CHAT * 10 + LONE_SURROGATE, "half.jsonl:11: `content` has half a character"),

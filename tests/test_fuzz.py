@@ -105,7 +105,7 @@ def rows(data: bytes, suffix: str) -> None:
     def read(path: Path) -> None:
         tally = formats.Tally()
         list(formats.read(path, "auto", tally))
-        tally.judge()
+        tally.judge(0.01)
 
     of_file(data, suffix, read)
 

@@ -124,7 +124,7 @@ def refused_or_taken(function: Callable[[], object]) -> bool:
 def read_all(file: Path) -> None:
     tally = formats.Tally()
     list(formats.read(file, "auto", tally))
-    tally.judge()
+    tally.judge(0.01)
 
 
 def test_configs(inside):

@@ -76,6 +76,8 @@ class Data(Section):
     """the sequence length in tokens; memory and time grow with it"""
     overlong: Literal["truncate", "split", "drop", "error"] = "truncate"
     """longer samples: "truncate" them, "split" them, "drop" them, or stop with an "error" message"""
+    max_bad_rows: NonNegativeFloat = 0.01
+    """leave out up to N bad rows per data set; more stop the run; below 1: a fraction of the rows; 0: none"""
     packing: bool = True
     """put several samples into one sequence; they do not see each other"""
     assistant_only_loss: bool = True
@@ -88,6 +90,13 @@ class Data(Section):
     """follow links in a data folder that lead out of it"""
     cache_dir: PathText | None = None
     """the folder of tokenized data; unset: ~/.cache/rptrain"""
+
+    @field_validator("max_bad_rows")
+    @classmethod
+    def _rows(cls, limit: float) -> float:
+        if limit > 1 and limit % 1:
+            raise PydanticCustomError("value", "{text}", {"text": "must be a whole number of rows, or below 1"})
+        return limit
 
 
 class Eval(Section):

@@ -68,6 +68,7 @@ def _read(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any, sour
         chat_template=data.chat_template,
         reasoning=data.reasoning,
         overlong=data.overlong,
+        max_bad_rows=data.max_bad_rows,
         follow_links=data.follow_links,
         cache_dir=data.cache_dir,
         vocab_size=vocab_size,

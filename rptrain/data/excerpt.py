@@ -15,7 +15,7 @@ from rptrain.config.schema import Data, TrainSet
 from rptrain.data import formats
 from rptrain.data.cache import default_folder
 from rptrain.data.folders import choose
-from rptrain.data.formats import Example, Tally
+from rptrain.data.formats import Example, Tally, limit_sentence
 from rptrain.data.loader import RANDOM, Tokenizing, questions_of
 from rptrain.data.read import share_of
 from rptrain.data.template import load_template
@@ -80,18 +80,19 @@ class Excerpt:
     def tally(self) -> Tally:
         return Tally.joined({part.stream.name: part.tally for part in self.parts})
 
-    def check(self) -> str:
+    def check(self, max_bad_rows: float) -> str:
         """A warning about bad rows; empty without them. Raises UserError if training would stop because of them."""
         tally = self.tally
         if not tally.bad or self.random:
             return ""
-        if self.whole and tally.too_many:
-            tally.judge()
-        if tally.bad == tally.total:
-            raise UserError(f"{tally.report('first rows')}\nFix these rows, or set the format or the chat template.")
-        found = tally.report("rows" if self.whole else "first rows")
-        after = "More than 1 % of all rows would stop the run." if tally.too_many else "They are left out."
-        return f"{self.source.path}: {found}\n{after}"
+        exceeds = tally.exceeds(max_bad_rows)
+        if self.whole and exceeds:
+            tally.judge(max_bad_rows)
+        rows = "rows" if self.whole else "first rows"
+        if tally.bad == tally.total and (self.whole or exceeds):
+            raise UserError(f"{tally.report(rows)}\nFix these rows, or set the format or the chat template.")
+        after = f"{limit_sentence(max_bad_rows)}; more would stop the run." if exceeds else "They are left out."
+        return f"{self.source.path}: {tally.report(rows)}\n{after}"
 
 
 def excerpt(source: TrainSet, data: Data, tokenizer: Any, limits: Limits) -> Excerpt:

@@ -13,11 +13,14 @@ from rptrain.data import chat
 from rptrain.data.chat import Message
 from rptrain.data.read import READERS, rows_of
 from rptrain.utils.errors import UserError
+from rptrain.utils.text import counted
 
 log = logging.getLogger(__name__)
 
-MOST_BAD = 0.01  # tolerated fraction of bad rows
 SHOWN, LONGEST = 5, 1000  # bad rows in a report, and characters of each
+REMEDIES = (
+    "fix these rows, set the format, write the good rows to a new file with `rptrain data clean`, or raise the limit"
+)
 BEGINNING = 1 << 20  # characters of a text file that are read if only its first rows are wanted
 LOOKED = 1000  # rows that are searched for keys of a format
 
@@ -103,10 +106,9 @@ class Tally:
             ends=self.ends + other.ends,
         )
 
-    @property
-    def too_many(self) -> bool:
-        """Whether more than 1 % of the rows are bad."""
-        return self.bad > MOST_BAD * self.total
+    def exceeds(self, max_bad_rows: float) -> bool:
+        """Whether more rows are bad than `data.max_bad_rows` allows: a number of rows or, below 1, a fraction."""
+        return self.bad > (max_bad_rows if max_bad_rows >= 1 else max_bad_rows * self.total)
 
     def report(self, rows: str = "rows") -> str:
         """The number of bad rows, and the first of them. `rows`: what the counted rows are."""
@@ -114,14 +116,23 @@ class Tally:
         more = [f"and {self.bad - len(first)} more"] if self.bad > len(first) else []
         return "\n  ".join([f"{self.bad} of {self.total} {rows} are bad:", *first, *more])
 
-    def judge(self) -> None:
-        """Warns about bad rows. Raises UserError if they are more than 1 %."""
-        if self.too_many:
-            raise UserError(
-                f"{self.report()}\nMore than 1 % stops the run: fix or remove these rows, or set the format."
-            )
+    def judge(self, max_bad_rows: float) -> None:
+        """Warns about bad rows. Raises UserError if they are more than `data.max_bad_rows` allows."""
+        if self.exceeds(max_bad_rows):
+            raise UserError(f"{self.report()}\n{limit_sentence(max_bad_rows)}: {REMEDIES}.")
         if self.bad:
             log.warning("%s\nThese rows are left out.", self.report())
+
+
+def limit_sentence(max_bad_rows: float) -> str:
+    """What `data.max_bad_rows` allows; without a period."""
+    if not max_bad_rows:
+        allowed = "no row"
+    elif max_bad_rows < 1:
+        allowed = f"{100 * max_bad_rows:g}% of the rows"
+    else:
+        allowed = counted(int(max_bad_rows), "row")
+    return f"data.max_bad_rows allows {allowed} to be bad"
 
 
 def read(

@@ -124,6 +124,7 @@ def prepare(
     chat_template: str | None = None,
     reasoning: Reasoning = "refuse",
     overlong: Overlong = "truncate",
+    max_bad_rows: float = 0.01,
     follow_links: bool = False,
     cache_dir: str | Path | None = None,
     vocab_size: int | None = None,
@@ -152,11 +153,11 @@ def prepare(
         elif settings is None:
             raise UserError(f"{source.path}: needs the model's tokenizer")
         elif source.path.startswith("builtin:"):
-            found = [settings.builtin(questions_of(source))]
+            found = [settings.builtin(questions_of(source), max_bad_rows)]
         else:
             chosen = choose(source.path, source.split, follow_links=follow_links)
             others.append((source, chosen))
-            found = settings.streams(chosen.files, source.format)
+            found = settings.streams(chosen.files, source.format, max_bad_rows)
         streams += found
         weights += [source.weight] * len(found)
     pieces = piece(streams, max_length, overlong)
@@ -193,10 +194,10 @@ class Tokenizing:
             sorted(self._eos_ids),
         ]
 
-    def builtin(self, questions: list[formats.Example]) -> Stream:
+    def builtin(self, questions: list[formats.Example], max_bad_rows: float) -> Stream:
         tally = Tally(len(questions))
         stream = gather(self.documents(questions, tally), TASKS)
-        Tally.joined({TASKS: tally}).judge()
+        Tally.joined({TASKS: tally}).judge(max_bad_rows)
         return stream
 
     def documents(self, examples: Iterable[formats.Example], tally: Tally) -> Iterator[Document]:
@@ -210,8 +211,8 @@ class Tokenizing:
             tally=tally,
         )
 
-    def streams(self, files: Sequence[Path], format: str) -> list[Stream]:
-        """The tokens of a source's files. Raises UserError if more than 1 % of all rows are bad."""
+    def streams(self, files: Sequence[Path], format: str, max_bad_rows: float) -> list[Stream]:
+        """The tokens of a source's files. Raises UserError if more of all rows are bad than `max_bad_rows` allows."""
         streams: list[Stream] = []
         tallies: dict[str, Tally] = {}
         cache.allow_open(len(files))
@@ -228,7 +229,7 @@ class Tokenizing:
             streams.append(replace(found[0], name=str(file)))
             tallies[str(file)] = found[1]
         tally = Tally.joined(tallies)
-        tally.judge()
+        tally.judge(max_bad_rows)
         counted = {file: tally for file, tally in tallies.items() if (file, format) not in self._counted}
         self._counted |= {(file, format) for file in counted}
         self.rows += Tally.joined(counted)

@@ -127,7 +127,7 @@ def _look_at_data(
             with checks.about(f"data.{name}.{number}.path"):
                 one = excerpt(source, config.data, tokenizer, PLANNING)
                 read.append(one)
-                if warning := one.check():
+                if warning := one.check(config.data.max_bad_rows):
                     warnings.append(warning)
                 check_vocabulary(
                     max((part.stream.largest for part in one.parts), default=-1), spec.vocab_size, model_dir

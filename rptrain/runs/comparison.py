@@ -31,7 +31,7 @@ METRICS = {  # their columns in `Steps`; the validation loss is in the scores
     "learning rate": "learning_rate",
     "tokens/s": "tokens_per_second",
 }
-WHERE = ("data.cache_dir",)  # settings of the data that do not change it
+WHERE = ("data.cache_dir", "data.max_bad_rows")  # settings of the data that do not change it
 NAMES = ("log.run_name", "save.output_dir", "save.resume")  # settings that always differ
 
 

@@ -41,8 +41,8 @@ _REMOVED = re.compile(r"^double_quant = false\b.*$", re.MULTILINE)
 
 # A resumed run may change these keys: they do not affect the numbers, or only say when to stop. All others are fixed.
 _FREE = re.compile(
-    r"(save|log|eval)\..*|data\.(cache_dir|follow_links)|model\.hold|train\.(max_steps|eval_steps|early_stopping_patience)|"
-    r"optim\.max_skipped_steps|"
+    r"(save|log|eval)\..*|data\.(cache_dir|follow_links|max_bad_rows)|model\.hold|optim\.max_skipped_steps|"
+    r"train\.(max_steps|eval_steps|early_stopping_patience)|"
     r"engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|stall_action|stall_timeout|trace)"
 )
 # The processes that train a run together may differ in these keys: each has its own devices, memory and folders.

@@ -113,6 +113,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             'c.toml:8: `optim.lr_scheduler_type`: "constant" has no warm-up',
         ),
         ("[data]\npacking = 'yes'", 'c.toml:7: `data.packing` must be true or false, not "yes"'),
+        (
+            "[data]\nmax_bad_rows = 1.5",
+            "c.toml:7: `data.max_bad_rows` must be a whole number of rows, or below 1, not 1.5",
+        ),
         ("[data]\nmax_length = 1", "c.toml:7: `data.max_length` must be greater than or equal to 2, not 1"),
         ("[log]\nrun_name = 'a/b'", "c.toml:7: `log.run_name` must be a folder name"),
         (

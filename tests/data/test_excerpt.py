@@ -128,16 +128,23 @@ def test_what_only_the_first_rows_lack_is_not_refused(tmp_path: Path, tokenizer:
 def test_what_is_said_of_bad_rows(tmp_path: Path, tokenizer: object) -> None:
     path = tmp_path / "rows.jsonl"
 
-    def check(good: int, bad: int) -> str:
+    def check(good: int, bad: int, max_bad_rows: float = 0.01) -> str:
         path.write_text(f"{BAD}\n" * bad + f"{chat(1)}\n" * good)
-        return read(config(path), tokenizer)[0].check()
+        return read(config(path), tokenizer)[0].check(max_bad_rows)
 
     assert check(9, 0) == ""
     with pytest.raises(UserError, match="5 of 15 rows are bad"):
         check(10, 5)
     with pytest.raises(UserError, match="64 of 64 first rows are bad"):
         check(10, 500)
-    assert "5 of 64 first rows are bad" in (said := check(100, 5)) and "More than 1 % of all rows would stop" in said
+    assert "5 of 64 first rows are bad" in (said := check(100, 5)) and "allows 1% of the rows to be bad; more" in said
+    for limit in (0.5, 5):
+        assert "5 of 15 rows are bad" in (said := check(10, 5, limit)) and "They are left out." in said
+    with pytest.raises(UserError, match="allows 4 rows to be bad: fix these rows"):
+        check(10, 5, 4)
+    assert "64 of 64 first rows are bad" in (said := check(10, 500, 900)) and "They are left out." in said
+    with pytest.raises(UserError, match=r"(?s)6 of 6 rows are bad.*\nFix these rows, or set the format"):
+        check(0, 6, 900)
 
 
 def test_files_are_read_again_only_if_they_changed(tmp_path: Path, tokenizer: object) -> None:

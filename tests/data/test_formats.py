@@ -15,7 +15,7 @@ TEXT = {"text": "two and two"}
 def read(path, format="auto"):
     tally = Tally()
     examples = list(read_lazily(path, format, tally))
-    Tally.joined({str(path): tally}).judge()
+    Tally.joined({str(path): tally}).judge(0.01)
     return examples
 
 
@@ -76,6 +76,27 @@ def test_only_the_first_rows_are_looked_at(write, monkeypatch):
     assert len(list(read_lazily(write("late.jsonl", ["{}", "{}", CHAT])))) == 1
     with pytest.raises(UserError, match="no known data format"):
         read_lazily(write("later.jsonl", ["{}", "{}", "{}", CHAT]))
+
+
+@pytest.mark.parametrize(
+    ("limit", "allowed", "said"),
+    [
+        (0, 0, "allows no row to be bad"),
+        (0.07, 14, "allows 7% of the rows to be bad"),
+        (0.9999, 199, "allows 99.99% of the rows to be bad"),
+        (1, 1, "allows 1 row to be bad"),
+        (30.0, 30, "allows 30 rows to be bad"),
+    ],
+)
+def test_the_limit_is_a_fraction_or_a_number_of_rows(limit, allowed, said, caplog):
+    tally = Tally(total=200)
+    for line in range(1, allowed + 1):
+        tally.add(line, "wrong")
+    tally.judge(limit)
+    assert ("These rows are left out." in caplog.text) == (allowed > 0)
+    tally.add(200, "wrong")
+    with pytest.raises(UserError, match=f"data.max_bad_rows {said}: fix these rows, .* `rptrain data clean`, or raise"):
+        tally.judge(limit)
 
 
 def test_explicit_format_overrides(write):

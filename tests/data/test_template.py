@@ -84,7 +84,7 @@ def runs(conversations, tokenizer, **options):
     tally = Tally(len(conversations))
     examples = [Example("f", line, messages=messages) for line, messages in enumerate(conversations, 1)]
     documents = list(encode(examples, tokenizer, tally=tally, **options))
-    tally.judge()
+    tally.judge(0.01)
     supervised = [part for document in documents for part in supervised_texts(document, tokenizer)]
     return supervised, [tokenizer.decode(document.ids) for document in documents]
 
@@ -141,7 +141,7 @@ def test_no_text_moves_what_is_learned(tokenizer):
     with pytest.raises(UserError, match="all characters of Unicode's private use area"):
         tally = Tally(1)
         list(encode([example], tokenizer, tally=tally))
-        tally.judge()
+        tally.judge(0.01)
 
 
 def test_without_assistant_only_loss_everything_is_supervised(tokenizer):
