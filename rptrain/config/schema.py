@@ -83,7 +83,7 @@ class Data(Section):
     assistant_only_loss: bool = True
     """compute the loss only on assistant replies"""
     chat_template: Text | None = None
-    """a Jinja file or text; unset: the tokenizer's own template"""
+    """a Jinja file or text, or alpaca, chatml, gemma, llama3, mistral or vicuna; unset: the tokenizer's own"""
     reasoning: Literal["refuse", "drop", "inline"] = "refuse"
     """thoughts that the template leaves out: "refuse" the row, "drop" them, or write them "inline" in the content"""
     follow_links: bool = False

@@ -6,29 +6,26 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property, partial
-from os.path import isfile
-from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from rptrain.data import templates
 from rptrain.data.formats import Example, Tally
 from rptrain.data.render import LONGEST, NESTED, Template, exceeded, too_long
 from rptrain.data.rows import SHORT, Encoded, Settings, Tokens, encode_rows, load, tokens_of_chat, tokens_of_text
 from rptrain.data.tokens import Document, tokenized
 from rptrain.data.turns import Reasoning, Rendering
 from rptrain.utils.errors import UserError
-from rptrain.utils.files import read_small_text
 from rptrain.utils.limited import Limited, Pool
 from rptrain.utils.parallel import own_cores
-from rptrain.utils.text import not_utf8
 
 CHUNK_TEXT = 1 << 21  # characters after which a text is tokenized in parts
 ROWS, ROW_BYTES = 256, 1 << 20  # maximum examples that a child process takes at once, and their bytes
 SECONDS = 5.0  # processor time of a row
-SET = "set `data.chat_template` to a Jinja file"
+SET = f"set `data.chat_template` to a Jinja file, or to one of {', '.join(templates.NAMES)}"
 
 _Item = tuple[Example, bytes | str | None]  # an example, and what `_row` makes of it
 
@@ -48,7 +45,7 @@ def encode(
 
     In a conversation, the loss counts the messages to train on, each with the token that ends the turn; in a text
     (which an end-of-text token ends), everything after its prompt. Without `assistant_only_loss` it counts everything.
-    `chat_template` is a path or a template; None: the tokenizer's. `eos_ids` are the model's, besides the tokenizer's.
+    `chat_template`: see `load_template`. `eos_ids` are the model's, besides the tokenizer's.
     Conversations that the template rejects are counted in `tally`. `processes` work at once; None: one per core. Raises
     UserError if there is no template or no end-of-text token.
     """
@@ -196,7 +193,7 @@ def _template_for_tools(tokenizer: Any) -> str:
 
 
 def load_template(tokenizer: Any, chat_template: str | None) -> str:
-    """The Jinja text of `data.chat_template`: a path, a literal template, or None for the tokenizer's own."""
+    """The Jinja text of `data.chat_template`: see `templates.text_of`; None: the tokenizer's own."""
     if chat_template is None:
         if not tokenizer.chat_template:
             raise UserError(f"the tokenizer has no chat template: {SET}")
@@ -207,15 +204,7 @@ def load_template(tokenizer: Any, chat_template: str | None) -> str:
         if not isinstance(template, str):
             raise UserError(f"the tokenizer's chat template is not text but of type {type(template).__name__}: {SET}")
         return template
-    if "{" in chat_template:
-        return chat_template
-    path = Path(chat_template)
-    if not isfile(path):
-        raise UserError(f"data.chat_template: {path} is neither a file nor a Jinja template")
-    try:
-        return read_small_text(path)
-    except UnicodeDecodeError as error:
-        raise UserError(f"data.chat_template: {path} is {not_utf8(error.object[error.start])}") from error
+    return templates.text_of(chat_template)
 
 
 def _long_text(line: int, text: str, tokenizer: Any) -> Document:
