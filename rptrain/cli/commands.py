@@ -11,6 +11,7 @@ import rptrain.kernels
 from rptrain.cli.argv import OPEN
 from rptrain.cli.bench import bench
 from rptrain.cli.chat import chat
+from rptrain.cli.data import data
 from rptrain.cli.doctor import doctor
 from rptrain.cli.exits import ending_at_once
 from rptrain.cli.models import export, generate
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.callback(invoke_without_command=True)(root)
 for command in (train, plan, bench, runs, attach, doctor, export, generate, chat):
     app.command()(command)
+app.add_typer(data, name="data")
 app.command(OPEN, hidden=True)(open_file)
 
 

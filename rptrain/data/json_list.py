@@ -22,6 +22,12 @@ def values(file: BinaryIO) -> Iterator[tuple[int, Any]]:
 
     Raises ValueError if the file is not a JSON list in UTF-8, and RecursionError if it is nested too deeply.
     """
+    for number, value, _ in values_and_texts(file):
+        yield number, value
+
+
+def values_and_texts(file: BinaryIO) -> Iterator[tuple[int, Any, str]]:
+    """As `values`, each with its text in the file."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     text, place, lines, ended = "", 0, 1, False
 
@@ -39,7 +45,7 @@ def values(file: BinaryIO) -> Iterator[tuple[int, Any]]:
     number, closed = 0, text.startswith("]", place)
     while not closed:
         try:
-            value, place, closed = _value(text, place)
+            value, written, place, closed = _value(text, place)
         except json.JSONDecodeError as error:
             if ended:
                 raise ValueError(f"{error.msg} in line {lines + error.lineno - 1:,} (row {number + 1:,})") from error
@@ -49,7 +55,7 @@ def values(file: BinaryIO) -> Iterator[tuple[int, Any]]:
             place = 0
         else:
             number += 1
-            yield number, value
+            yield number, value, written
     place += not number  # the bracket that closes an empty list
     while _past(text, place) == len(text) and not ended:
         read_on(len(text))
@@ -65,16 +71,18 @@ def _past(text: str, place: int) -> int:
     return match.end()
 
 
-def _value(text: str, place: int) -> tuple[Any, int, bool]:
-    """A value, the place after it and what separates it from the next one, and whether the list ends there."""
-    place = _past(text, place)
+def _value(text: str, place: int) -> tuple[Any, str, int, bool]:
+    """A value, its text, the place after it and the character that separates it from the next one, and whether the list
+    ends there.
+    """
+    start = _past(text, place)
     try:
-        value, place = _STRICT.raw_decode(text, place)
+        value, end = _STRICT.raw_decode(text, start)
     except json.JSONDecodeError:
         raise
     except ValueError as error:
-        value, place = error, _LENIENT.raw_decode(text, place)[1]
-    place = _past(text, place)
+        value, end = error, _LENIENT.raw_decode(text, start)[1]
+    place = _past(text, end)
     if not text.startswith((",", "]"), place):
         raise json.JSONDecodeError("Expecting ',' or ']'", text, place)
-    return value, place + 1, text.startswith("]", place)
+    return value, text[start:end], place + 1, text.startswith("]", place)

@@ -21,6 +21,7 @@ Rows = Iterator[tuple[int, Any]]  # line or number, from 1, and the row, or the 
 MOST = 256 << 20  # bytes of a line, or characters
 WHOLE = 2 << 30  # bytes of a text file, which is read whole
 COUNTED = json_list.PIECE  # bytes of a JSON list whose rows are counted to estimate those of the whole
+BOM = codecs.BOM_UTF8
 TOO_DEEP = "lists or objects are nested too deeply: a row is an object with text or messages"
 # The beginnings of files that are not text.
 BEGINNINGS = {
@@ -102,7 +103,7 @@ def share_of(path: Path, line: int, characters: int) -> float | None:
             with open(path, encoding="utf-8-sig") as text:
                 return min(1.0, len(text.read(characters).encode()) / max(size, 1))
         start = file.read(COUNTED)
-        if read is _json_rows and start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        if read is _json_rows and start.removeprefix(BOM).lstrip().startswith(b"["):
             rows = _complete_values(start)
             return min(1.0, line / (rows * size / len(start))) if rows else None
         file.seek(0)
@@ -126,7 +127,8 @@ def _check_whole(path: Path) -> None:
         raise UserError(f"{path} has {format_bytes(size)}, and {whole}")
 
 
-def _lines(path: Path, file: IO[AnyStr]) -> Iterator[AnyStr]:
+def lines_of(path: Path, file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """The lines of an open file. Raises UserError for a line of more than MOST."""
     line = 0
     while data := file.readline(MOST + 1):
         line += 1
@@ -138,12 +140,17 @@ def _lines(path: Path, file: IO[AnyStr]) -> Iterator[AnyStr]:
         yield data
 
 
+def is_list(file: IO[bytes]) -> bool:
+    """Whether an open JSON file holds a list, instead of lines of objects. Its position must be 0, and stays."""
+    start = file.read(4096).removeprefix(BOM).lstrip()
+    file.seek(0)
+    return start.startswith(b"[")
+
+
 def _json_rows(path: Path) -> Rows:
     """Rows of a JSON list, or of lines of objects."""
     with open_regular(path) as file:
-        start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-        file.seek(0)
-        if start.startswith(b"["):
+        if is_list(file):
             try:
                 yield from json_list.values(file)
             except UnicodeDecodeError:
@@ -153,7 +160,7 @@ def _json_rows(path: Path) -> Rows:
             except RecursionError as error:
                 raise UserError(f"{path}: {TOO_DEEP}") from error
             return
-        for line, data in enumerate(_lines(path, file), 1):
+        for line, data in enumerate(lines_of(path, file), 1):
             if not data.strip():
                 continue
             try:
@@ -174,7 +181,7 @@ def _json_rows(path: Path) -> Rows:
 def _csv_rows(path: Path) -> Rows:
     csv.field_size_limit(MOST)  # the default refuses texts of 128 KiB
     with open(path, encoding="utf-8-sig", newline="", errors="surrogateescape", opener=regular) as file:
-        reader = csv.reader(_lines(path, file), strict=True)
+        reader = csv.reader(lines_of(path, file), strict=True)
         try:
             header = next(reader, [])
             tables.check_columns(path, header)
@@ -215,3 +222,9 @@ READERS: dict[str, Callable[[Path], Rows]] = {
     ".arrow": _arrow_rows,
     ".txt": _text_document,
 }
+
+
+def kind_of(path: Path) -> str:
+    """The first suffix in READERS whose files are read as this one: ".jsonl" for all JSON and for unknown suffixes."""
+    read = READERS.get(path.suffix.lower(), _json_rows)
+    return next(suffix for suffix, reader in READERS.items() if reader is read)

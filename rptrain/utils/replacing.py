@@ -3,31 +3,40 @@
 import os
 import secrets
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from os.path import realpath
 from pathlib import Path
+from typing import BinaryIO
 
 from rptrain.utils.files import naming
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes what `replace_file` left in a folder when its process was killed. Nobody may be writing there."""
+    """Removes what `replacing` left in a folder when its process was killed. Nobody may be writing there."""
     for file in folder.glob(".rptrain-*.part"):
         file.unlink(missing_ok=True)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file atomically and keeps its mode and links to it. After an OSError, which names the path, the earlier
-    file is unchanged.
+    """Writes a file atomically, as `replacing` does."""
+    with replacing(path) as new:
+        new.write(content)
 
-    The content is first written to a new file in the same folder, and synced.
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` at the end of the block, with the mode of the earlier file, to which
+    links stay links. After an exception the earlier file is unchanged; an OSError names the path.
+
+    The new file is in the same folder, and synced.
     """
     file = Path(realpath(path))
     aside = file.with_name(f".rptrain-{secrets.token_hex(8)}.part")
     try:
         with naming(path):
             with aside.open("xb") as new:
-                new.write(content)
+                yield new
                 new.flush()
                 os.fsync(new.fileno())
             if file.exists():
