@@ -14,7 +14,7 @@ from rptrain.data.split import once, split
 from rptrain.data.template import load_template
 from rptrain.models.registry import read_config
 from rptrain.utils.errors import UserError
-from rptrain.utils.file_ranges import Stamp
+from rptrain.utils.file_state import FileState, states_of
 
 
 def find_tokenizer(config: Config, model_dir: Path) -> Any:
@@ -26,13 +26,13 @@ def find_tokenizer(config: Config, model_dir: Path) -> Any:
     if all(source.path == RANDOM for source in sources) and not config.eval.questions:
         return None
     given = config.data.chat_template
-    stamps = tuple(Stamp.of(path) for path in base_paths(model_dir))
-    return _tokenizer(model_dir, stamps, None if given is None else load_template(None, given))
+    states = states_of(base_paths(model_dir))
+    return _tokenizer(model_dir, states, None if given is None else load_template(None, given))
 
 
 @lru_cache(2)
-def _tokenizer(model_dir: Path, stamps: tuple[Stamp, ...], template: str | None) -> Any:
-    """`stamps`: those of the model's files, which have changed if they differ."""
+def _tokenizer(model_dir: Path, states: tuple[FileState, ...], template: str | None) -> Any:
+    """`states`: those of the model's files, which have changed if they differ."""
     tokenizer = load_tokenizer(model_dir)
     if template is not None:
         tokenizer.chat_template = template

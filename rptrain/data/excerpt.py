@@ -22,7 +22,7 @@ from rptrain.data.template import load_template
 from rptrain.data.tokens import Document, Stream, gather
 from rptrain.data.turns import Reasoning
 from rptrain.utils.errors import UserError
-from rptrain.utils.file_ranges import Stamp
+from rptrain.utils.file_state import FileState, states_of
 
 AT_ONCE = 64  # rows that are tokenized before limits are looked at
 FILES = 16  # files of a set that are read
@@ -113,13 +113,13 @@ def excerpt(source: TrainSet, data: Data, tokenizer: Any, limits: Limits) -> Exc
         return Excerpt(source, (part,), 0, 0, part.share)
     files = choose(source.path, source.split, follow_links=data.follow_links).files
     try:
-        stamps = tuple(Stamp.of(file) for file in files)
+        states = states_of(files)
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror or error}") from error
-    parts, share = _of_files(source.format, settings, limits, tuple(files), stamps)
+    parts, share = _of_files(source.format, settings, limits, tuple(files), states)
     if any(part.out_of_time for part in parts):
         _of_files.cache_clear()
-    return Excerpt(source, parts, len(files), sum(stamp.nbytes for stamp in stamps), share)
+    return Excerpt(source, parts, len(files), sum(state.nbytes for state in states), share)
 
 
 def are_tokenized(sources: Sequence[TrainSet], data: Data, tokenizer: Any) -> bool:
@@ -169,10 +169,10 @@ def _of_questions(path: str, split: str, settings: Settings, limits: Limits) -> 
 
 @lru_cache(8)
 def _of_files(
-    format: str, settings: Settings, limits: Limits, files: tuple[Path, ...], stamps: tuple[Stamp, ...]
+    format: str, settings: Settings, limits: Limits, files: tuple[Path, ...], states: tuple[FileState, ...]
 ) -> tuple[tuple[Part, ...], float | None]:
-    """The parts and their share of the files. `stamps`: those of the files, which have changed if they differ."""
-    sizes, tokenizing = [stamp.nbytes for stamp in stamps], settings.tokenizing()
+    """The parts and their share of the files. `states`: those of the files, which have changed if they differ."""
+    sizes, tokenizing = [state.nbytes for state in states], settings.tokenizing()
     if sum(sizes) <= HASHED and (parts := _cached(format, tokenizing, files)):
         return parts, 1.0
     some = files[:FILES]

@@ -1,8 +1,8 @@
 """A cache of a plan's checks of data, because a tokenizer and its templates take a second to load.
 
 Each entry is a file in a folder of the default token cache, under a name that depends on everything that was checked,
-files by their size and times. When training has tokenized more data, entries from before are not used, because a plan
-then counts all samples.
+files by their state (see `FileState`). When training has tokenized more data, entries from before are not used, because
+a plan then counts all samples.
 """
 
 import os
@@ -23,6 +23,7 @@ from rptrain.data.cache import code_hash, default_folder
 from rptrain.data.folders import choose
 from rptrain.data.loader import is_file_set
 from rptrain.data.template import load_template
+from rptrain.utils.file_state import states_of
 from rptrain.utils.files import read_small_text
 from rptrain.utils.replacing import replace_file
 
@@ -57,7 +58,15 @@ def path_of(config: Config, model_dir: Path, vocab_size: int, code: Sequence[str
     template = data.chat_template and load_template(None, data.chat_template)
     settings = data.model_dump(mode="json", exclude={"chat_template"})
     train = config.train.seed, config.train.global_batch_size
-    found = (settings, template, *train, config.eval.questions > 0, vocab_size, [_stamp(file) for file in files])
+    found = (
+        settings,
+        template,
+        *train,
+        config.eval.questions > 0,
+        vocab_size,
+        [str(file.absolute()) for file in files],
+        states_of(files),
+    )
     versions = code_hash(*map(Path, code)), *map(version, PACKAGES), _pyarrow()
     tokenized = sorted(path.name for path in tokens.glob("*.safetensors"))
     name = sha256(dumps([found, versions, tokenized]).encode(errors="surrogatepass")).hexdigest()
@@ -90,8 +99,3 @@ def _pyarrow() -> str | None:
     with suppress(PackageNotFoundError):
         return version("pyarrow")
     return None
-
-
-def _stamp(file: Path) -> tuple[str, int, int, int, int]:
-    status = file.stat()
-    return str(file.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino

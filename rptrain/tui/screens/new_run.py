@@ -29,6 +29,7 @@ from rptrain.tui.services.edits import Edits
 from rptrain.tui.services.fields import Field, field_of
 from rptrain.tui.services.heavy import Planned
 from rptrain.tui.services.helper import HelperError
+from rptrain.tui.services.inputs import Inputs
 from rptrain.tui.services.launch import free_name
 from rptrain.tui.services.setting_text import STOPS, about, length_note, reason_of, with_labels
 from rptrain.tui.widgets.advice_list import REMEDY_BINDINGS, AdviceList
@@ -41,6 +42,7 @@ from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError, describe
 
 PAUSE = 0.35  # seconds without typing before a plan is made
+WATCH_AFTER = 2.0  # seconds between looks at the files of the model and of the data
 
 
 class NewRun(Screen[None]):
@@ -81,6 +83,7 @@ class NewRun(Screen[None]):
         self._edits = Edits(context.draft)
         self._file = context.draft.path  # that was opened or saved last
         self._planned_text = ""  # the text of the shown plan
+        self._inputs: Inputs | None = None  # as the shown plan read them
         self._left = False  # another screen was shown
         self._is_launching = False
 
@@ -110,6 +113,7 @@ class NewRun(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one("#start", Button).disabled = True
+        self.set_interval(WATCH_AFTER, self._watch)
         if not self._draft.path.exists():
             self._edits.suggest()
             self._fill()
@@ -190,6 +194,7 @@ class NewRun(Screen[None]):
             return
         try:
             await self._note_name()
+            self._inputs = await asyncio.to_thread(Inputs.of, self._draft.resolved().config)
             planned = await self._shared.helper.call(heavy.plan, self._draft.path, text)
         except (UserError, HelperError) as error:
             self._show_problem(str(error))
@@ -211,6 +216,16 @@ class NewRun(Screen[None]):
             self.action_start()
         if self.query_one(Samples).display:
             self._show_samples()
+
+    @work(exclusive=True, group="watch")
+    @until_closed
+    async def _watch(self) -> None:
+        """Makes the plan again if one of its files was changed, because bad rows may have been fixed."""
+        inputs, busy = self._inputs, self._panel.busy
+        if inputs is None or busy or not self.is_current or not await asyncio.to_thread(lambda: inputs.have_changed):
+            return
+        if inputs is self._inputs and not self._panel.busy:
+            self._changed()
 
     def _is_of_size(self, planned: Planned, text: str) -> bool:
         """Adapts the settings to the size of the model in their plan. Returns False if another plan has to be made."""
