@@ -1,7 +1,9 @@
 """Pages of a data set's rows for the data browser: samples as training sees them, and rows with problems."""
 
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -10,11 +12,14 @@ from rptrain.data.datasets import find_tokenizer
 from rptrain.data.excerpt import Excerpt, Limits, excerpt
 from rptrain.data.preview import sample_in
 from rptrain.data.repeats import Repeats
+from rptrain.data.row_text import beginnings
 from rptrain.data.samples import Page, Row
+from rptrain.data.tokens import Stream
 from rptrain.models.registry import locate
 
 BROWSING = Limits(rows=2000, characters=8 << 20, seconds=10.0)
 BAD, LONG, EMPTY = "bad", "longer than max_length", "without a supervised token"
+CHARACTERS = 4000  # of a bad row
 DONE = {
     "truncate": "truncated by {} tokens",
     "split": "split",
@@ -51,7 +56,7 @@ def page(config: Config, number: int, first: int, count: int, problems: bool) ->
     return Page(
         tuple(source.path for source in sources),
         number,
-        tuple(_row(config, found, entry, tokenizer) for entry in shown[first : first + count]),
+        tuple(_rows(config, found, shown[first : first + count], tokenizer)),
         first,
         len(shown),
         len(entries),
@@ -89,10 +94,21 @@ def _entries(config: Config, found: Excerpt) -> list[_Entry]:
     return sorted(entries, key=lambda entry: (entry.part, entry.line))
 
 
-def _row(config: Config, found: Excerpt, entry: _Entry, tokenizer: object) -> Row:
-    stream = found.parts[entry.part].stream
-    if entry.document < 0:
-        return Row(f"{stream.name}:{entry.line}", 0, (), entry.problem)
+def _rows(config: Config, found: Excerpt, entries: Sequence[_Entry], tokenizer: object) -> Iterator[Row]:
+    written = dict[int, dict[int, str]]()  # by part and line
+    for part in {entry.part for entry in entries if entry.kind == BAD} if found.files else ():
+        lines = {entry.line for entry in entries if entry.part == part and entry.kind == BAD}
+        written[part] = beginnings(Path(found.parts[part].stream.name), lines, CHARACTERS)
+    for entry in entries:
+        stream = found.parts[entry.part].stream
+        if entry.kind == BAD:
+            text = written.get(entry.part, {}).get(entry.line, "")
+            yield Row(f"{stream.name}:{entry.line}", 0, (), entry.problem, text)
+        else:
+            yield _row(config, stream, entry, tokenizer)
+
+
+def _row(config: Config, stream: Stream, entry: _Entry, tokenizer: object) -> Row:
     length = int(stream.lengths[entry.document])
     begin = int(stream.lengths[: entry.document].sum(dtype=np.int64))
     sample = sample_in(stream, begin, min(length, config.data.max_length), tokenizer)

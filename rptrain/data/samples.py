@@ -38,6 +38,7 @@ class Row:
     tokens: int  # of all the row, before it is truncated
     parts: tuple[TextPart, ...]  # of the sample as it is trained on
     problem: str  # why training leaves it out or cuts it; empty without a problem
+    written: str = ""  # of a row without a sample: its beginning, as it is in the file
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
@@ -39,7 +41,8 @@ def test_pages_have_all_rows_in_order(rows: Path) -> None:
     assert (first.read, first.total, first.whole, first.sets) == (10, 10, True, (str(rows),))
     good, bad, long, _ = first.rows
     assert not good.problem and [part.text for part in good.parts if part.supervised] == ["cba<|end|>"]
-    assert bad.parts == () and "messages" in bad.problem and bad.tokens == 0
+    assert bad.parts == () and "messages" in bad.problem and bad.tokens == 0 and bad.written == '{"messages": []}'
+    assert not any(row.written for page in pages for row in page.rows if row.place != bad.place)
     assert long.problem == f"truncated by {long.tokens - 26} tokens" and sum(part.supervised for part in long.parts)
     assert first.span == (min(row.tokens for page in pages for row in page.rows if row.parts), long.tokens)
     assert first.counts == (("bad", 1), ("longer than max_length", 1))
@@ -69,3 +72,28 @@ def test_several_sets_and_large_files(rows: Path, tmp_path: Path, monkeypatch: p
     page = browse.page(config_of(rows, other), 1, 60, 9, False)
     assert (page.number, page.read, page.whole, len(page.rows)) == (1, 64, False, 4)
     assert browse.page(config_of(Path("builtin:random")), 0, 0, 9, False).total == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "shown"),
+    [
+        ("rows.jsonl", b'{"text": "a"}\n{"te\xffxt": \n', '{"te\ufffdxt":'),
+        ("rows.json", b'[{"text": "a"},\n{"text":\t5 }]', '{"text":\t5 }'),
+        ("rows.csv", b'text,id\na,1\n"  ",2\n', '"  ",2'),
+        ("long.jsonl", b'{"text": "a"}\n{"text": [' + b"1," * 9000, '{"text": [' + "1," * 1995 + "…"),
+    ],
+)
+def test_what_a_bad_row_shows(tmp_path: Path, monkeypatch, name: str, content: bytes, shown: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / name
+    path.write_bytes(content)
+    (row,) = browse.page(config_of(path), 0, 0, 9, True).rows
+    assert row.written == shown and row.problem
+
+
+def test_a_bad_row_of_a_table_is_shown_as_json(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    table = pyarrow.table({"text": ["a", None, "b"], "n": [1, 2, 3]})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    (row,) = browse.page(config_of(tmp_path / "rows.parquet"), 0, 0, 9, True).rows
+    assert row.written == '{"text": null, "n": 2}'

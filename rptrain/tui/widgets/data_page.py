@@ -62,6 +62,8 @@ def _row(row: Row) -> Content:
     head = Content.styled(f"{one_line(row.place)}{tokens}", "$accent")
     if row.problem:
         head = Content.assemble(head, (f"  ✗ {printable(row.problem)}", "$error"))
+    if row.written:
+        return Content.assemble(head, "\n", (printable(row.written), "$muted"))
     if not row.parts:
         return head
     shown, left = list[tuple[str, str]](), MAX_CHARACTERS
