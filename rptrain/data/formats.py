@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from rptrain.data import chat
-from rptrain.data.chat import Message
+from rptrain.data.messages import Message
+from rptrain.data.notes import count, key_of
+from rptrain.data.other_tasks import PLACEHOLDERS, OtherTask, check_task
 from rptrain.data.read import READERS, rows_of
+from rptrain.data.structs import Converted
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import counted
 
@@ -46,7 +49,7 @@ class Example:
 @dataclass(frozen=True)
 class Format:
     keys: frozenset[str]  # a row with all of these has this format
-    # Returns the fields of an Example. Raises ValueError for a bad row.
+    # Returns the fields of an Example, of which `notes` is a set. Raises ValueError for a bad row.
     parse: Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -57,8 +60,6 @@ FORMATS = {
     "alpaca": Format(frozenset({"instruction", "output"}), chat.alpaca),
     "text": Format(frozenset({"text"}), chat.raw_text),
 }
-# Preference data: DPO and similar, and KTO.
-PREFERENCES = ({"chosen", "rejected"}, {"prompt", "completion", "label"}, {"kto_tag"})
 
 
 def _line(reason: str) -> int:
@@ -140,14 +141,16 @@ def read(
 ) -> Iterator[Example]:
     """Yields the examples of a data file, or of its first `rows` rows and, of a text file, of its beginning.
 
-    `format` is a key of FORMATS, or "auto": the first row with a format's keys decides for the file. Bad rows are left
-    out and counted in `tally`. Raises UserError if the format is unknown or the file has no rows.
+    `format` is a key of FORMATS, or "auto": the first row with a format's keys decides for the file, and rows for other
+    tasks are bad. Bad rows are left out and counted in `tally`. Raises UserError if the format is unknown, the file has
+    no rows, or its first rows are for another task.
     """
     path, tally = Path(path), tally or Tally()
     if format != "auto" and format not in FORMATS:
         raise UserError(f"{path}: unknown data format {format!r}; use auto, {', '.join(FORMATS)}")
     found = rows_of(path) if rows is None else rows_of(path, BEGINNING)
     begin = list(islice(found, 1))
+    auto = format == "auto"
     if not begin:
         raise UserError(f"{path}: the file has no rows; remove it, or leave it out of data.train and data.val")
     if format == "auto":
@@ -157,36 +160,55 @@ def read(
                 raise _unknown(path, begin)
             begin += more
         format = detected
-    return _parsed(str(path), islice(chain(begin, found), rows), FORMATS[format].parse, tally)
+    return _parsed(str(path), islice(chain(begin, found), rows), FORMATS[format].parse, tally, check=auto)
 
 
 def _parsed(
-    file: str, rows: Iterable[tuple[int, Any]], parse: Callable[[dict[str, Any]], dict[str, Any]], tally: Tally
+    file: str,
+    rows: Iterable[tuple[int, Any]],
+    parse: Callable[[dict[str, Any]], dict[str, Any]],
+    tally: Tally,
+    *,
+    check: bool,
 ) -> Iterator[Example]:
+    """`check`: whether rows for other tasks are bad."""
     for line, row in rows:
         tally.total += 1
         tally.line = line
         try:
             if not isinstance(row, dict):
                 raise row if isinstance(row, ValueError) else ValueError("not a JSON object")
-            example = Example(file, line, **parse(row))
+            if check:
+                check_task(row)
+            example = Example(file, line, **_noted(parse(row), row))
         except ValueError as error:
             tally.add(line, error)
+            if isinstance(error, OtherTask):
+                count(tally.notes, [key_of("other_task")])
         else:
-            tally.notes.update(example.notes)
+            count(tally.notes, example.notes)
             yield example
 
 
+def _noted(fields: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an Example with all notes about its row."""
+    notes = fields.pop("notes", set[str]())
+    texts = [message["content"] for message in fields.get("messages") or ()] or [fields["text"]]
+    notes |= {key_of("placeholder", tag) for tag in PLACEHOLDERS if any(tag in text for text in texts)}
+    if isinstance(row, Converted):
+        notes |= {*row.notes}
+    return {**fields, "notes": tuple(sorted(notes))}
+
+
 def _format_of(path: Path, row: Any) -> str | None:
-    """The format whose keys a row has. Raises UserError if it has the keys of preference data."""
+    """The format whose keys a row has. Raises UserError if it has the keys of another task."""
     if not isinstance(row, dict):
         return None
+    try:
+        check_task(row)
+    except OtherTask as error:
+        raise UserError(f"{path}: this is {error}") from None
     present = {key for key in row if row[key] is not None}
-    if any(wanted <= present for wanted in PREFERENCES):
-        raise UserError(
-            f"{path}: this is preference data ({', '.join(sorted(present))}), which rptrain does not train on: "
-            "give rows with one answer each, or set `format` to take them as such"
-        )
     return next((name for name, format in FORMATS.items() if format.keys <= present), None)
 
 

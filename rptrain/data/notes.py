@@ -1,14 +1,18 @@
 """Notes about rows of data that a plan and the log of a run report, as counts of rows by kind."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rptrain.utils.text import counted
+from rptrain.utils.text import counted, one_line, quoted
+
+DETAILS, SHOWN = 100, 8  # details of a kind that are counted in a file, and those that a sentence names
 
 
 @dataclass(frozen=True)
 class Note:
     """A kind of note. In `sentence`, {rows} stands for the number of rows, {details} for what was found in them.
+    If it is empty, the kind is not reported.
 
     `rule` names the rule by which tokens or masks differ from those of rptrain 0.1.0; empty: they do not differ.
     """
@@ -34,6 +38,24 @@ NOTES = {
     ),
     "date": Note("", "dates have the format that the chat template asks for"),
     "bos": Note("{rows}: begin with two BOS tokens, of which one is removed", "a second BOS token is removed"),
+    "unknown_role": Note("{rows}: roles that only some chat templates have, and that are not trained on: {details}"),
+    "mapped_role": Note(
+        "{rows}: roles are read as the usual ones, such as `human` as `user`: {details}",
+        "roles under other names, such as `human` and `function`, are read as the usual ones",
+    ),
+    "flag": Note(
+        "{rows}: messages are trained on or left out as these keys say: {details}",
+        "more keys of messages say whether they are trained on, such as `loss` and `mask`",
+    ),
+    "placeholder": Note("{rows}: placeholders are trained on as text, without images, audio or video: {details}"),
+    "nulls": Note(
+        "{rows}: null fields of Parquet or Arrow structs in calls or tools are left out",
+        "null fields of Parquet and Arrow structs are left out",
+    ),
+    "json_text": Note("", "JSON text is read where messages, tools or objects are expected"),
+    "calls": Note("", "tool calls and tools are read in more forms, such as `function_call` and `functions`"),
+    "fields": Note("", "fields that were not read, such as the tools of an instruction, reach the chat template"),
+    "other_task": Note("", "rows for other tasks, such as preferences or images, are refused"),
 }
 
 
@@ -43,6 +65,14 @@ def key_of(kind: str, detail: str = "") -> str:
     return f"{kind}:{detail}" if detail else kind
 
 
+def count(notes: Counter[str], keys: Iterable[str]) -> None:
+    """Counts the notes of a row, under the kind alone once DETAILS details have been found."""
+    for key in keys:
+        if key not in notes and len(notes) >= DETAILS:
+            key = key.partition(":")[0]
+        notes[key] += 1
+
+
 def sentences(notes: Counter[str]) -> list[str]:
     """A sentence for each kind of note, in the order of NOTES."""
     found = list[str]()
@@ -50,8 +80,13 @@ def sentences(notes: Counter[str]) -> list[str]:
         counts = {key.partition(":")[2]: rows for key, rows in sorted(notes.items()) if key.partition(":")[0] == kind}
         if counts and note.sentence:
             rows = counted(max(counts.values()), "row")
-            found.append(note.sentence.format(rows=rows, details=", ".join(filter(None, counts))))
+            found.append(note.sentence.format(rows=rows, details=_listed([*filter(None, counts)])))
     return found
+
+
+def _listed(details: list[str]) -> str:
+    more = [f"and {len(details) - SHOWN} more"] if len(details) > SHOWN else []
+    return ", ".join([*(f"`{one_line(quoted(detail))}`" for detail in details[:SHOWN]), *more])
 
 
 def rules(notes: Counter[str]) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.data.expansion import check_arrow, check_parquet, decoded_bytes
+from rptrain.data.structs import convert_rows
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 from rptrain.utils.limited import Limited, call, stream
@@ -182,8 +183,9 @@ def _lists(path: Path, batch: Any, done: int) -> Iterator[list[Row]]:
 
 
 def _decoded_rows(batch: Any) -> list[Row]:
+    """The rows of a batch; null fields of structs are left out."""
     try:
-        return batch.to_pylist()
+        return convert_rows(batch.to_pylist(), batch.schema)
     except UnicodeDecodeError as error:
         if len(batch) == 1:
             return [ValueError(f"{not_utf8(error.object[error.start])}: write the text as UTF-8")]

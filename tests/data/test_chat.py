@@ -136,7 +136,7 @@ def test_the_prompt_is_not_learned(examples, tokenizer):
         ({"messages": [{"from": "narrator", "value": "a"}]}, "`from` is 'narrator': it must be one of human, user"),
         ({"messages": [{"from": "function_call", "value": "add(2)"}]}, "of a function_call is not JSON"),
         ({"messages": "[{"}, "`messages` is not a list"),
-        ({"messages": [{"role": "user", "content": "a"}], "tools": "{}"}, "`tools` is not a list"),
+        ({"messages": [{"role": "user", "content": "a"}], "tools": '{"a": 1}'}, "`tools` is not a list"),
     ],
 )
 def test_rows_that_cannot_be_learned(examples, row, reason):
@@ -156,6 +156,203 @@ def test_rows_that_cannot_be_learned(examples, row, reason):
 def test_rows_that_are_not_of_their_format(examples, format, row, reason):
     found, (bad,) = examples(row, format=format)
     assert not found and reason in bad
+
+
+USER, ANSWER = {"role": "user", "content": "two?"}, {"role": "assistant", "content": "2"}
+
+
+@pytest.fixture
+def parse(tmp_path):
+    """Parses one row; returns its example, or why it is bad, and the notes."""
+
+    def parse(row):
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+        tally = Tally()
+        found = list(read(tmp_path / "rows.jsonl", tally=tally))
+        return (found or tally.first)[0], set(tally.notes)
+
+    return parse
+
+
+FLAGGED = [
+    ("loss", [None, True, False], [False, True, False]),
+    ("trainable", [None, False, True], [False, False, True]),
+    ("training", [False, 0.0, 1.0], [False, False, True]),
+    ("loss_mask", [0, 0, 1], [False, False, True]),
+    ("loss_weight", [0.0, 1.0, 0.0], [False, True, False]),
+    ("mask", [True, True, False], [False, False, True]),
+    ("masked", [None, 0, 1], [False, True, False]),
+]
+
+
+@pytest.mark.parametrize(("key", "values", "expected"), FLAGGED, ids=[key for key, _, _ in FLAGGED])
+def test_flags_of_other_trainers(parse, key, values, expected):
+    plain = [USER, ANSWER, {"role": "assistant", "content": "no, 3"}]
+    example, notes = parse({"messages": [{**turn, key: value} for turn, value in zip(plain, values, strict=True)]})
+    assert example.messages == plain and list(example.learned) == expected
+    assert notes == (set() if key == "training" else {f"flag:{key}"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"mask": 2}, "`mask` is 2: use true or 1 to leave it out, false or 0 to train on a message"),
+        ({"loss": "true"}, "`loss` is 'true': use true or 1 to train on a message"),
+        ({"loss": True, "mask": True}, "`loss` and `mask` of a message contradict each other"),
+        ({"loss_weight": 0.3}, "`loss_weight` is 0.3"),
+        ({"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}, "`train_detail` trains on parts"),
+    ],
+)
+def test_flags_that_say_nothing_clear(parse, flags, reason):
+    bad, _ = parse({"messages": [USER, ANSWER | flags]})
+    assert reason in bad
+
+
+def test_a_mask_of_the_other_polarity(parse):
+    bad, _ = parse({"messages": [USER | {"mask": 0}, ANSWER | {"mask": 1}]})
+    assert "`mask` is true for all messages of the assistant" in bad and "rename it to `loss_mask`" in bad
+
+
+def test_other_keys_of_messages_are_noted_and_reach_the_template(parse):
+    turn = ANSWER | {"id": 3, "reasoning_content": "Easy.", "model": None}
+    example, notes = parse({"messages": [USER | {"name": "Ann"}, turn]})
+    assert example.messages == [USER | {"name": "Ann"}, ANSWER | {"id": 3, "reasoning_content": "Easy."}]
+    assert notes == {"ignored_key:id"}
+
+
+def test_fields_of_sharegpt_turns_reach_the_template(parse):
+    turns = [{"from": "human", "value": "two?"}, {"from": "gpt", "value": "2", "reasoning_content": "Easy."}]
+    example, notes = parse({"conversations": turns})
+    assert example.messages == [USER, ANSWER | {"reasoning_content": "Easy."}] and notes == {"fields"}
+
+
+def test_calls_in_the_older_form(parse, tokenizer):
+    older = {"role": "assistant", "content": "", "function_call": {"name": "add", "arguments": '{"a": 2}'}}
+    result = {"role": "function", "name": "add", "content": "2"}
+    example, notes = parse({"messages": [USER, older, result, ANSWER], "functions": [DECLARED[0]["function"]]})
+    assert example.tools == DECLARED and notes == {"calls", "mapped_role:function"}
+    assert example.messages[1:3] == [
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "name": "add", "content": "2"},
+    ]
+    (found,), _ = learned(example, tokenizer, TOOLS)
+    assert found == ['<think>\n\n<call>add{"a": 2}</call><|im_end|>', "<think>\n2<|im_end|>"]
+
+
+@pytest.mark.parametrize("tools", [" ", "null", "{}", "[]", "", {}, [], [" "], None])
+@pytest.mark.parametrize("key", ["tools", "functions"])
+def test_no_tools(parse, tools, key):
+    example, _ = parse({"messages": [USER, ANSWER], key: tools})
+    assert example.tools is None and len(example.messages) == 2
+
+
+def test_functions_that_are_no_tools(parse):
+    assert parse({"messages": [USER, ANSWER], "functions": ["abs", "sum"]})[0].tools is None
+
+
+@pytest.mark.parametrize("function", [{}, {"arguments": None}, {"arguments": ""}, {"arguments": " "}])
+def test_calls_without_arguments(parse, function):
+    for call in ({"function": {"name": "now", **function}}, {"name": "now", **function}):
+        example, _ = parse({"messages": [USER, {"role": "assistant", "tool_calls": [call]}]})
+        assert example.messages[1]["tool_calls"][0]["function"] == {"name": "now", "arguments": {}}
+
+
+@pytest.mark.parametrize(
+    ("turn", "reason"),
+    [
+        ({"tool_calls": [{"name": "add", "arguments": "[1, 2]"}]}, "the `arguments` of a tool call are not an object"),
+        ({"tool_calls": [{"name": "add", "arguments": '"{}"'}]}, "the `arguments` of a tool call are not an object"),
+        ({"tool_calls": [{"name": "add", "arguments": '{"a": 1, "a": 2}'}]}, "are not an object"),
+        ({"tool_calls": [{"name": "add", "parameters": {"a": 1}}]}, "has `parameters` instead of `arguments`"),
+        ({"tool_calls": [CALL], "function_call": CALL["function"]}, "both `tool_calls` and `function_call`"),
+        ({"function_call": "auto"}, "a tool call is not an object"),
+    ],
+)
+def test_calls_that_cannot_be_read(parse, turn, reason):
+    bad, _ = parse({"messages": [USER, {"role": "assistant", **turn}]})
+    assert reason in bad
+
+
+@pytest.mark.parametrize("thought", ["<think>I add.</think>", "<think>\nI add\n{slowly}.\n</think>"])
+def test_a_thought_before_a_call(parse, thought):
+    turns = [{"from": "human", "value": "two?"}, {"from": "function_call", "value": thought + '\n\n{"name": "add"}'}]
+    example, _ = parse({"conversations": turns})
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    assert example.messages[1] == {"role": "assistant", "content": thought, "tool_calls": [call]}
+    assert example.learned == (False, True)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [json.dumps(turn) for turn in ASKED], "tools": [json.dumps(DECLARED[0])]},
+        {"messages": json.dumps(ASKED), "tools": json.dumps([json.dumps(DECLARED[0]["function"])])},
+        {
+            "messages": [{**turn, "tool_calls": json.dumps(turn.get("tool_calls") or [])} for turn in ASKED],
+            "tools": [{"name": "add", "parameters": "{}"}],
+        },
+    ],
+    ids=["texts", "nested", "fields"],
+)
+def test_json_text_where_objects_are_expected(parse, row):
+    example, _ = parse(row)
+    assert example.tools == DECLARED
+    assert [turn.get("tool_calls") for turn in example.messages] == [None, [CALL], None, None, None, [CALL]]
+
+
+def test_prompts_that_are_json_lists(parse):
+    example, notes = parse({"prompt": json.dumps([USER]), "completion": json.dumps([ANSWER]), "system": "be brief"})
+    assert example.messages == [{"role": "system", "content": "be brief"}, USER, ANSWER]
+    assert example.learned == (False, False, True) and notes == {"json_text:prompt", "fields"}
+
+
+@pytest.mark.parametrize("prompt", ["[2, 3] sorted:", "[2, 3]", '[{"a": 1}]', "[]", '[{"role": "user"'])
+def test_prompts_that_look_like_json(parse, prompt):
+    example, notes = parse({"prompt": prompt, "completion": "[2, 3]"})
+    assert (example.text, example.prompt) == (prompt + "[2, 3]", len(prompt)) and not notes
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": json.dumps([USER]), "completion": "2"}, "`prompt` is a list of messages, but `completion` is text"),
+        ({"prompt": str([USER]), "completion": str([ANSWER])}, "`prompt` is a list as Python prints it: write it as"),
+        ({"messages": str([USER, ANSWER])}, "`messages` is a list as Python prints it"),
+    ],
+)
+def test_lists_in_text_that_cannot_be_read(parse, row, reason):
+    assert reason in parse(row)[0]
+
+
+@pytest.mark.parametrize(
+    ("role", "expected", "note"),
+    [
+        ("human", "user", "mapped_role:human"),
+        ("gpt", "assistant", "mapped_role:gpt"),
+        ("model", "assistant", "mapped_role:model"),
+        ("Assistant", "assistant", "mapped_role:Assistant"),
+        ("function", "tool", "mapped_role:function"),
+        ("developer", "developer", None),
+        ("ipython", "ipython", "unknown_role:ipython"),
+        ("observation", "observation", "unknown_role:observation"),
+        ("asistant", "asistant", "unknown_role:asistant"),
+    ],
+)
+def test_roles(parse, role, expected, note):
+    example, notes = parse({"messages": [{"role": role, "content": "2"}]})
+    assert example.messages == [{"role": expected, "content": "2"}] and notes == ({note} if note else set())
+    assert example.learned == (expected == "assistant",)
+
+
+def test_calls_of_the_assistant_under_a_role_of_their_own(parse):
+    example, _ = parse({"messages": [USER, {"role": "function_call", "content": json.dumps(CALL["function"])}]})
+    assert example.messages[1] == {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+def test_tools_of_an_instruction(parse):
+    row = {"instruction": "two?", "output": "2"}
+    assert parse(row | {"tools": json.dumps(DECLARED)})[0].tools == DECLARED
+    assert parse(row | {"tools": "hammer"})[0].tools is None
 
 
 def test_text_in_parts(examples):

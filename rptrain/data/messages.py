@@ -1,0 +1,175 @@
+"""Messages of conversations, with OpenAI's keys or ShareGPT's, as chat templates read them."""
+
+from typing import Any
+
+from rptrain.data.calls import calls_of, written_calls
+from rptrain.data.notes import key_of
+from rptrain.data.other_tasks import MEDIA
+from rptrain.data.values import is_blank, object_of, text_of
+
+Message = dict[str, Any]  # "role" and "content" are text; other keys depend on the chat template
+# Values of `from` in ShareGPT's files, and in those for axolotl and LLaMA-Factory.
+ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "function_call": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
+NATIVE = ("observation",)  # names of ROLES that some templates read as roles of their own
+# Keys that say whether a message is trained on, and the value that says so.
+FLAGS = {
+    "weight": True,  # OpenAI's fine-tuning API, and mistral-finetune
+    "train": True,  # axolotl's `message_field_training` in its documentation
+    "training": True,  # the same in axolotl's examples
+    "trainable": True,  # prime-rl, and Tinker's cookbook
+    "loss": True,  # ms-swift and AgentInstruct
+    "loss_mask": True,  # verl: 1 where the loss counts
+    "loss_weight": True,  # LLaMA-Factory's newer format
+    "mask": False,  # ShareGPT files for trainers that mask a turn
+    "masked": False,  # torchtune's Message
+}
+OLDER_FLAGS = ("weight", "train", "training")  # those that rptrain 0.1.0 knew
+# Fields that are part of a conversation, which chat templates may read; other keys are named in a note.
+FIELDS = {
+    "role",
+    "content",
+    "from",
+    "value",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "tool_plan",
+    "tools",
+    "function_call",
+    "functions",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "thought",
+    "channel",
+    "recipient",
+    "documents",
+    "citations",
+    *FLAGS,
+}
+
+
+def messages_of(turns: list[Any], notes: set[str]) -> tuple[list[Message], list[bool]]:
+    """The messages, and whether each is trained on. Adds keys of notes. Raises ValueError for a bad message."""
+    messages, learned, flags = list[Message](), list[bool](), set[str]()
+    for item in turns:
+        turn = object_of(item)
+        if not isinstance(turn, dict):
+            raise ValueError("a message is not an object with `role` and `content`")
+        message = _message(turn, notes)
+        messages.append(message)
+        if FLAGS.keys().isdisjoint(turn):
+            learned.append(message["role"] == "assistant")
+            continue
+        said = _flags_of(turn, notes)
+        flags |= said.keys()
+        learned.append(next(iter(said.values()), message["role"] == "assistant"))
+    _check_polarity(flags, messages, learned)
+    return messages, learned
+
+
+def _message(turn: dict[str, Any], notes: set[str]) -> Message:
+    """A message without flags. Keys without a value, as in tables, are left out."""
+    message = {key: value for key, value in turn.items() if value is not None and key not in FLAGS}
+    if not FIELDS.issuperset(message):
+        _check_others(message, notes)
+    name = "from" if "from" in message else "role"
+    written = text_of(message, name)
+    message["role"] = _role(written, name, notes)
+    text = "value" if name == "from" else "content"
+    if name == "from":
+        message["content"] = text_of(message, "value")
+        del message["from"], message["value"]
+        if message.keys() & FIELDS > {"role", "content"}:
+            notes.add(key_of("fields"))
+    if written == "function_call":
+        said = written_calls(text_of(message, "content"), notes)
+        if said is None:
+            raise ValueError(f"the `{text}` of a function_call is not JSON")
+        message["content"], message["tool_calls"] = said
+        return message
+    if calls := calls_of(message, notes):
+        message["tool_calls"] = calls
+        message.setdefault("content", "")
+    if isinstance(message.get("content"), list):
+        message["content"] = "".join(_part(object_of(part)) for part in message["content"])
+    text_of(message, "content")
+    return message
+
+
+def _check_others(message: Message, notes: set[str]) -> None:
+    """Notes keys that are no fields. Raises ValueError for those whose meaning would be lost."""
+    for key in sorted(message.keys() - FIELDS):
+        if key in MEDIA and not is_blank(message[key]):
+            raise ValueError(f"a message has `{key}`: only text can be trained on")
+        if key == "train_detail" and not is_blank(message[key]):
+            raise ValueError("`train_detail` trains on parts of a message: give the parts messages of their own")
+        notes.add(key_of("ignored_key", key))
+
+
+def _role(written: str, name: str, notes: set[str]) -> str:
+    """The role of a message. `name`: the key that it stands under."""
+    usual = written.strip().lower()
+    if usual in ROLES and (name == "from" or usual not in NATIVE):
+        role = ROLES[usual]
+        if name == "role" and role != written:
+            notes.add(key_of("mapped_role", written))
+        return role
+    if name == "from":
+        raise ValueError(f"`from` is {written!r}: it must be one of {', '.join(ROLES)}")
+    notes.add(key_of("unknown_role", written))
+    return written
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, dict) and part.get("type") == "text":
+        return text_of(part, "text")
+    kind = part.get("type") if isinstance(part, dict) else part
+    raise ValueError(f"`content` has a part of type {kind!r}: only text can be trained on")
+
+
+def _flags_of(turn: dict[str, Any], notes: set[str]) -> dict[str, bool]:
+    """The flags of a message, and whether it is trained on, which is the same for all of them."""
+    said = dict[str, bool]()
+    for key in turn.keys() & FLAGS.keys():
+        if (value := turn[key]) is None:
+            continue
+        if value not in (0, 1):
+            yes, no = ("train on a message", "leave it out")[:: 1 if FLAGS[key] else -1]
+            raise ValueError(f"`{key}` is {value!r}: use true or 1 to {yes}, false or 0 to {no}")
+        said[key] = bool(value) == FLAGS[key]
+        if key not in OLDER_FLAGS:
+            notes.add(key_of("flag", key))
+    if len(set(said.values())) > 1:
+        raise ValueError(f"{' and '.join(f'`{key}`' for key in sorted(said))} of a message contradict each other")
+    return said
+
+
+def _check_polarity(flags: set[str], messages: list[Message], learned: list[bool]) -> None:
+    """Raises ValueError if flags that leave messages out leave out all of the assistant's and train on others.
+
+    In some files, `mask` is 1 where the loss counts.
+    """
+    reverse = sorted(key for key in flags if not FLAGS[key])
+    if reverse and any(message["role"] == "assistant" for message in messages):
+        roles = {message["role"] for message, counts in zip(messages, learned, strict=True) if counts}
+        if roles and "assistant" not in roles:
+            raise ValueError(
+                f"`{reverse[0]}` is true for all messages of the assistant, which leaves them out, and false for "
+                "others: rename it to `loss_mask` if true means to train on a message"
+            )
