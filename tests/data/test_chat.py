@@ -193,6 +193,14 @@ def test_flags_of_other_trainers(parse, key, values, expected):
     assert notes == (set() if key == "training" else {f"flag:{key}"})
 
 
+def test_flags_that_only_some_turns_have(parse):
+    """As in AgentInstruct."""
+    said = [("human", "go", None), ("gpt", "OK", False), ("human", "two?", None), ("gpt", "2", True)]
+    turns = [{"from": speaker, "loss": loss, "value": text} for speaker, text, loss in said]
+    example, notes = parse({"conversations": turns})
+    assert example.learned == (False, False, False, True) and notes == {"flag:loss"}
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [

@@ -49,6 +49,7 @@ RIGHT = {
     "topic-number": CHAT | {"label": 1},
     "null-label": CHAT | {"label": None, "kto_tag": None, "rejected_response": ""},
     "no-media": CHAT | {"images": [], "image": "", "videos": [None], "audio": {"bytes": None, "path": None}},
+    "nan": CHAT | {"images": float("nan"), "label": float("nan")},  # pandas, for a column that other rows have
     "csv": CHAT | {"images": "[]", "audios": "null", "image_path": " "},
     "url": TEXT | {"image_url": "https://example.org/a.jpg", "label": True},
     "scores": CHAT | {"score_chosen": 8.0, "score_rejected": 2.0},
@@ -71,7 +72,7 @@ def test_rows_for_other_tasks(parse, case):
     row, what = CASES[case]
     with pytest.raises(UserError) as caught:
         parse([row])
-    assert f"this is {what}" in str(caught.value) or what in str(caught.value)
+    assert ": this is " in str(caught.value) and what in str(caught.value)
     assert "which rptrain does not train on: give rows" in str(caught.value) and "`format`" in str(caught.value)
     found, tally = parse([CHAT, row, CHAT])
     assert len(found) == 2 and tally.bad == 1 and tally.notes == {"other_task": 1}
