@@ -12,6 +12,7 @@ from rptrain.cli.options import ConfigFile, Force
 from rptrain.utils.collecting import gc_disabled
 
 if TYPE_CHECKING:
+    from rptrain.data.preview import Preview
     from rptrain.planner.report import PlanReport
 
 
@@ -102,7 +103,7 @@ def plan(
 def _print_plan(found: "PlanReport", *, as_json: bool, with_comparison: bool, samples: int) -> None:
     from rptrain.planner.compare import compare
 
-    data = found.data(samples) if samples else None
+    data = _data(found, samples, quiet=as_json) if samples else None
     if as_json:
         comparison = [one.to_dict() for one in compare(found.run)] if with_comparison and found.run else None
         document = {**found.to_dict(), "comparison": comparison, "data": data and data.to_dict()}
@@ -119,3 +120,12 @@ def _print_plan(found: "PlanReport", *, as_json: bool, with_comparison: bool, sa
         from rptrain.data.preview import show as show_samples
 
         show_samples(data, console)
+
+
+def _data(found: "PlanReport", samples: int, *, quiet: bool) -> "Preview":
+    from rich.console import Console
+
+    from rptrain.train.reading import ReadingDisplay
+
+    with ReadingDisplay(quiet=quiet, console=Console(stderr=True)) as reading:
+        return found.data(samples, reading.report)

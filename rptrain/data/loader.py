@@ -17,6 +17,7 @@ from rptrain.data.folders import Chosen, choose, named
 from rptrain.data.formats import Tally
 from rptrain.data.pieces import Overlong, piece
 from rptrain.data.probe import Probe
+from rptrain.data.progress import Report, Watch
 from rptrain.data.sequences import Group, Sequences, build, shuffled
 from rptrain.data.template import encode, load_template
 from rptrain.data.tokens import Document, Stream, gather, tokenized
@@ -129,21 +130,22 @@ def prepare(
     cache_dir: str | Path | None = None,
     vocab_size: int | None = None,
     seed: int = 0,
+    report: Report | None = None,
 ) -> Sequences:
     """Reads, renders, tokenizes and packs the sources in this order. Tokens are cached in `cache_dir`.
 
     For random tokens only, `tokenizer` may be None, but `vocab_size` must be given. `seed` decides which documents
-    of equal length share a sequence. Raises UserError as `choose`, `read` and `encode` do, or if no token is
-    supervised.
+    of equal length share a sequence. `report` is told how far the files are read. Raises UserError as `choose`, `read`
+    and `encode` do, or if no token is supervised.
     """
     if not sources:
         raise UserError("there is no data: add a [[data.train]] entry with a path")
     if max_length < 2:
         raise UserError(f"data.max_length is {max_length}: a sequence has at least 2 tokens")
     folder = Path(cache_dir) if cache_dir else cache.default_folder()
-    settings = (
-        Tokenizing(tokenizer, assistant_only_loss, chat_template, reasoning, folder) if tokenizer is not None else None
-    )
+    settings = None
+    if tokenizer is not None:
+        settings = Tokenizing(tokenizer, assistant_only_loss, chat_template, reasoning, folder, report)
     streams: list[Stream] = []
     weights: list[float] = []
     others: list[tuple[TrainSet, Chosen]] = []
@@ -179,9 +181,10 @@ class Tokenizing:
         chat_template: str | None,
         reasoning: Reasoning,
         folder: Path,
+        report: Report | None = None,
     ):
         self._tokenizer, self._chat_template, self._folder = tokenizer, chat_template, folder
-        self._assistant_only_loss, self._reasoning = assistant_only_loss, reasoning
+        self._assistant_only_loss, self._reasoning, self._report = assistant_only_loss, reasoning, report
         self._eos_ids: frozenset[int] = getattr(tokenizer, "model_eos_ids", frozenset())  # see `find_tokenizer`
         self.rows, self._counted = Tally(), set[tuple[str, str]]()  # files and their formats
         template = load_template(tokenizer, chat_template) if chat_template or tokenizer.chat_template else None
@@ -216,7 +219,8 @@ class Tokenizing:
         streams: list[Stream] = []
         tallies: dict[str, Tally] = {}
         cache.allow_open(len(files))
-        for file in files:
+        watch = Watch(files, self._report)
+        for number, file in enumerate(files):
             if isfile(file) and getsize(file) > LARGE:
                 next(formats.read(file, format), None)  # hashing takes long: mistakes at the beginning are told before
             key = self._key(file, format)
@@ -224,7 +228,9 @@ class Tokenizing:
             if found is None:
                 log.info("tokenizing %s", file)
                 tally = Tally()
-                documents = self.documents(formats.read(file, format, tally), tally)
+                watch.begin(number, tally)
+                examples = watch.examples(formats.read(file, format, tally))
+                documents = watch.documents(self.documents(examples, tally))
                 found = cache.store(self._folder, key, self._of_whole(file, key, format, documents), tally), tally
             streams.append(replace(found[0], name=str(file)))
             tallies[str(file)] = found[1]

@@ -3,11 +3,12 @@
 import codecs
 import csv
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, AnyStr
+from typing import IO, Any, AnyStr, BinaryIO
 
 from rptrain.data import json_list, tables
 from rptrain.utils.errors import UserError
@@ -39,7 +40,7 @@ def rows_of(path: Path, characters: int | None = None) -> Rows:
 
     `characters`: how much of a text file is read; None: all.
     """
-    read = READERS.get(path.suffix.lower(), _json_rows)
+    read = _reader(path)
     try:
         if read not in (_parquet_rows, _arrow_rows):
             _check_beginning(path)
@@ -92,24 +93,50 @@ def _beginning(path: Path, characters: int) -> Rows:
 def share_of(path: Path, line: int, characters: int) -> float | None:
     """The fraction of a file that its rows up to a line are; of a text file, that these characters are.
 
-    It is estimated from bytes, or from rows where a file counts them. None if it is unknown.
+    It is estimated as in `Position`. None if it is unknown.
     """
-    read, size = READERS.get(path.suffix.lower(), _json_rows), path.stat().st_size
-    if read in (_parquet_rows, _arrow_rows):
-        rows = tables.rows_in(path)
-        return line / rows if rows else None
-    with open_regular(path) as file:
-        if read is _text_document:
-            with open(path, encoding="utf-8-sig") as text:
-                return min(1.0, len(text.read(characters).encode()) / max(size, 1))
-        start = file.read(COUNTED)
-        if read is _json_rows and start.removeprefix(BOM).lstrip().startswith(b"["):
-            rows = _complete_values(start)
-            return min(1.0, line / (rows * size / len(start))) if rows else None
-        file.seek(0)
-        for _ in range(line):
-            file.readline()
-        return min(1.0, file.tell() / max(size, 1))
+    if _reader(path) is not _text_document:
+        return Position(path).share(line)
+    with open(path, encoding="utf-8-sig", opener=regular) as text:
+        return min(1.0, len(text.read(characters).encode()) / max(path.stat().st_size, 1))
+
+
+class Position:
+    """Finds which fraction of a file its first rows are, again and again while they are read.
+
+    It is computed from bytes, or from rows where a file counts them. Of a JSON list, the number of rows is estimated.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._line, self._offset = 0, 0  # of a file of lines: where the last one ends
+        self._has_lines = False
+        self._rows: float | None = None  # the number of all, if it is known
+        read = _reader(path)
+        if read in (_parquet_rows, _arrow_rows):
+            self._rows = tables.rows_in(path)
+        elif read is _text_document:
+            self._rows = 1.0
+        else:
+            with open_regular(path) as file:
+                self._has_lines = read is not _json_rows or not is_list(file)
+                if not self._has_lines:
+                    start = file.read(COUNTED)
+                    self._rows = _complete_values(start) * os.fstat(file.fileno()).st_size / len(start)
+
+    def share(self, line: int) -> float | None:
+        """The fraction of the file that its rows up to a line are, which must not be before that of the last call.
+
+        None if it is unknown. Raises UserError if the file cannot be read, and OSError.
+        """
+        if not self._has_lines:
+            return min(1.0, line / self._rows) if self._rows else None
+        with open_regular(self._path) as file:
+            file.seek(self._offset)
+            for _ in range(line - self._line):
+                file.readline()
+            self._line, self._offset = line, file.tell()
+            return min(1.0, self._offset / max(os.fstat(file.fileno()).st_size, 1))
 
 
 def _complete_values(beginning: bytes) -> int:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from rptrain.data import templates
+from rptrain.data import notes, templates
 from rptrain.data.formats import Example, Tally
 from rptrain.data.render import LONGEST, NESTED, Template, exceeded, too_long
 from rptrain.data.rows import SHORT, Encoded, Settings, Tokens, encode_rows, load, tokens_of_chat, tokens_of_text
@@ -122,7 +122,7 @@ class _Encoder:
             if isinstance(tokens, str):
                 tally.add(example.line, tokens)
                 continue
-            tally.notes.update(tokens.notes)
+            notes.count(tally.notes, tokens.notes)
             if tokens.end >= 0:
                 tally.ends[tokens.end] += 1
             yield _document(example, tokens)

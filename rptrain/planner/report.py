@@ -56,6 +56,7 @@ from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set
 from rptrain.data.preview import Preview, preview
+from rptrain.data.progress import Report
 from rptrain.engine.meter import Measured
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
@@ -144,11 +145,11 @@ class PlanReport:
         machine = self.hardware.machine
         return ridge(machine.card.peak.bf16, machine.link)
 
-    def data(self, samples: int) -> Preview:
-        """Reads the data. Raises UserError for mistakes in it."""
+    def data(self, samples: int, report: Report | None = None) -> Preview:
+        """Reads the data, and reports how far it is read. Raises UserError for mistakes in it."""
         model_dir, spec = training_model(self.config)
         tokenizer = find_tokenizer(self.config, model_dir)
-        rows, _ = training_set(self.config, model_dir, spec.vocab_size, tokenizer)
+        rows, _ = training_set(self.config, model_dir, spec.vocab_size, tokenizer, report)
         return preview(batches_of(rows, self.config), tokenizer, samples)
 
     def timeline(self) -> Timeline:

@@ -11,6 +11,7 @@ from typing import Any
 
 import rptrain
 from rptrain.config.resolve import Resolved
+from rptrain.data.progress import Report
 from rptrain.engine.distributed.launch import Launch
 from rptrain.planner.hardware import here
 from rptrain.planner.memory import with_saved
@@ -62,16 +63,19 @@ class Prepared:
     job: Job
 
 
-def prepare_run(resolved: Resolved, launch: Launch | None, group: Group, stack: ExitStack) -> Prepared:
+def prepare_run(
+    resolved: Resolved, launch: Launch | None, group: Group, stack: ExitStack, report: Report | None = None
+) -> Prepared:
     """Prepare a new run, or to resume the one that save.resume selects, or that the group trained before a restart.
 
     Everything is checked before memory is allocated. UserError for what a user can fix. The stack closes the log.
+    `report` is told how far the data is read.
     """
     found = find(_restarted(resolved, group))  # a run that cannot be resumed is reported before data is read
     if found is None or forks(*found):  # seen before data is read
         check_creatable(resolved.config.save.output_dir, resolved.config.log.run_name or "run")
     resume = None if found is None else Resume.open(*found, stack)
-    resolved, job = _prepare(resolved, found, launch, resumed=found is not None)
+    resolved, job = _prepare(resolved, found, launch, resumed=found is not None, report=report)
     if resume is not None:
         resume.check(job)
     return Prepared(resolved, found, resume, job)
@@ -177,12 +181,17 @@ def _check_alike(job: Job, group: Group) -> None:
 
 
 def _prepare(
-    resolved: Resolved, found: tuple[RunDir, Path] | None, launch: Launch | None, *, resumed: bool
+    resolved: Resolved,
+    found: tuple[RunDir, Path] | None,
+    launch: Launch | None,
+    *,
+    resumed: bool,
+    report: Report | None = None,
 ) -> tuple[Resolved, Job]:
     """Replace "auto" in the config and check everything, before memory is allocated."""
     hardware = with_saved(here(resolved.config.engine, launch), found)
     resolved = resolve_auto(resolved, found, hardware)
-    job = prepare_job(resolved.config, hardware, weights_needed=not resumed)
+    job = prepare_job(resolved.config, hardware, weights_needed=not resumed, report=report)
     check_adapters(job.config, job.files)
     return resolved, job
 

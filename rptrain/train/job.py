@@ -15,6 +15,7 @@ from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set, validation_set
 from rptrain.data.loader import Batches
+from rptrain.data.progress import Report
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import load_template
 from rptrain.engine.distributed.share import Share
@@ -109,11 +110,14 @@ class Job:
         return self.config.optim.update == "async"
 
 
-def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_needed: bool = True) -> Job:
+def prepare_job(
+    config: Config, hardware: Hardware | None = None, *, weights_needed: bool = True, report: Report | None = None
+) -> Job:
     """Check everything that the run needs, the cheapest checks first. UserError for what a user can fix.
 
     `hardware` is detected by default. With `weights_needed=False`, for a resumed run, the model's weight files are
-    checked only if some are frozen or carried along: the others are in the checkpoint.
+    checked only if some are frozen or carried along: the others are in the checkpoint. `report` is told how far the
+    data is read.
     """
     model_dir, spec = training_model(config)
     hardware = hardware or here(config.engine)
@@ -129,9 +133,9 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     if config.eval.questions:
         check_questions(tokenizer)
     plan, memory = _plan(config, spec, hardware)
-    sequences, held_out = training_set(config, model_dir, spec.vocab_size, tokenizer)
+    sequences, held_out = training_set(config, model_dir, spec.vocab_size, tokenizer, report)
     if config.data.val:
-        held_out = validation_set(config, model_dir, spec.vocab_size, tokenizer)
+        held_out = validation_set(config, model_dir, spec.vocab_size, tokenizer, report)
     batches = batches_of(sequences, config)
     validation = None if held_out is None else batches_of(held_out, config)
     total = total_steps(config, batches.steps_per_epoch)

@@ -16,7 +16,6 @@ from rptrain.runs.loss_change import finished_sentence
 from rptrain.runs.pace import REPORTS, SHORTEST
 from rptrain.runs.view import RunView
 from rptrain.utils.console import TerminalBar
-from rptrain.utils.text import printable
 from rptrain.utils.units import format_duration, format_loss, format_rate
 
 TOLD = (BestLoaded, Resumed, LossesRepeated)
@@ -26,13 +25,11 @@ class ProgressDisplay(TerminalBar):
     """Shows the progress of training: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
 
     def __init__(self, total_steps: int, *, quiet: bool = False, console: Console | None = None) -> None:
-        self._console = console or Console()
-        super().__init__(self._console, total_steps, shown=not quiet)
+        super().__init__(console or Console(), total_steps, shown=not quiet)
         self._total = total_steps
         self._recent: deque[Step] = deque(maxlen=REPORTS)  # reported steps, over which the pace is measured
         self._done = 0
         self._phase: Phase = "training"
-        self._quiet = quiet
 
     def update(self, step: Step) -> None:
         """Show the step's loss and pace."""
@@ -70,16 +67,6 @@ class ProgressDisplay(TerminalBar):
         if self._phase != "training":
             text = f"{text}  {self._phase}"
         self._draw(text, self._done, self._total)
-
-    def note(self, text: str) -> None:
-        """Prints a line, above the bar if there is one. Training continues if the line cannot be printed."""
-        if not self._quiet:
-            try:
-                self._console.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
-            except OSError:  # the disk is full: a later line may succeed
-                return
-            except SystemExit:  # rich exits if the output pipe was closed
-                self._quiet = True
 
 
 def record(log: EventLog, progress: ProgressDisplay, event: Event) -> None:

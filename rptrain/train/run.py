@@ -14,6 +14,7 @@ from rptrain.train.begin import Begun, begin_run, prepare_run, share
 from rptrain.train.group import Group, joined
 from rptrain.train.heading import heading
 from rptrain.train.progress import ProgressDisplay, record
+from rptrain.train.reading import ReadingDisplay
 from rptrain.train.replan import with_recorded_times
 from rptrain.train.save import Saver
 from rptrain.train.setup import open_store
@@ -45,7 +46,8 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
                 with group.main.together():
                     if group.first:
                         check_trackers(resolved.config.log.report_to)
-                        prepared = prepare_run(resolved, launch, group, stack)
+                        with ReadingDisplay(quiet=quiet) as reading:
+                            prepared = prepare_run(resolved, launch, group, stack, reading.report)
                         with PROCESS.shielded():
                             begun = begin_run(prepared, group, watchdog, stack)
                 if begun is None or group.size > 1:

@@ -7,7 +7,7 @@ from typing import Self
 
 from rich.console import Console
 
-from rptrain.utils.text import is_terminal
+from rptrain.utils.text import is_terminal, printable
 
 ENDLESS = 100_000  # columns: no line is that long
 WIDEST = 24  # columns of a bar; a narrow terminal has less of it, and the whole text
@@ -24,10 +24,12 @@ def output() -> Console:
 class TerminalBar:
     """A bar of progress, which stays the last line of a terminal; nothing elsewhere, or if not `shown`.
 
-    What is printed while the context lasts, also by others, appears above it.
+    What is printed while the context lasts, also by others, appears above it. `transient`: it is erased at the end.
     """
 
-    def __init__(self, console: Console, total: int | None = None, *, shown: bool = True) -> None:
+    def __init__(
+        self, console: Console, total: int | None = None, *, shown: bool = True, transient: bool = False
+    ) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
@@ -35,7 +37,9 @@ class TerminalBar:
             BarColumn(None, table_column=Column(max_width=WIDEST)),
             TextColumn("{task.description}", markup=False),
         )
-        self._bar = Progress(*columns, console=console) if shown and console.is_terminal else None
+        self._console, self._shown = console, shown
+        has_bar = shown and console.is_terminal
+        self._bar = Progress(*columns, console=console, transient=transient) if has_bar else None
         self._task = self._bar.add_task("", total=total) if self._bar else None
 
     @property
@@ -46,6 +50,16 @@ class TerminalBar:
         """`total`: None while it is unknown."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, total=total, description=text)
+
+    def note(self, text: str) -> None:
+        """Prints a line, above the bar if there is one. The work continues if the line cannot be printed."""
+        if self._shown:
+            try:
+                self._console.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+            except OSError:  # the disk is full: a later line may succeed
+                return
+            except SystemExit:  # rich exits if the output pipe was closed
+                self._shown = False
 
     def __enter__(self) -> Self:
         if self._bar is not None:

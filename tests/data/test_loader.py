@@ -5,6 +5,7 @@ import torch
 
 from rptrain.config.schema import TrainSet
 from rptrain.data.loader import Batches, load_tokenizer, prepare
+from rptrain.data.progress import Reading
 from rptrain.kernels.batch import IGNORED
 from rptrain.utils.errors import UserError
 
@@ -182,3 +183,23 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match="transformers cannot load the tokenizer"):
         load_tokenizer(tmp_path)
+
+
+def test_files_that_are_not_cached_are_reported(tmp_path, tokenizer):
+    readings = list[Reading]()
+
+    def read() -> list[tuple[str, int, int, int]]:
+        """The files that were read to their end, with their number and their rows."""
+        readings.clear()
+        source = TrainSet(path=str(tmp_path / "data"))
+        kept = tmp_path / "kept"
+        prepare(sources=[source], tokenizer=tokenizer, max_length=64, cache_dir=kept, report=readings.append)
+        return [(one.file, one.number, one.files, one.rows) for one in readings if one.done]
+
+    (tmp_path / "data").mkdir()
+    row = json.dumps({"text": "Two and two is four."}) + "\n"
+    (tmp_path / "data" / "a.jsonl").write_text(row * 3)
+    assert read() == [("a.jsonl", 1, 1, 3)]
+    (tmp_path / "data" / "b.jsonl").write_text(row * 4)
+    assert read() == [("b.jsonl", 2, 2, 4)]
+    assert read() == []

@@ -25,6 +25,7 @@ from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.exporting import export_run
 from rptrain.tui.services.fields import schema_name
 from rptrain.tui.services.launch import Launched, log_of
+from rptrain.tui.services.reading import reading_in, shortened
 from rptrain.tui.services.replay import Replay
 from rptrain.tui.services.start_errors import first_line, setting_of, start_error
 from rptrain.tui.widgets.banner import Banner
@@ -187,7 +188,7 @@ class RunScreen(Screen[None]):
                 await self._look_at_ending(view)
                 self.refresh_bindings()
                 self._show()
-            elif changed:
+            elif changed or now[1] == "starts":
                 self._show()
 
     async def _look_at_ending(self, view: RunView) -> None:
@@ -224,9 +225,10 @@ class RunScreen(Screen[None]):
         """The output of a trainer that has no run yet."""
         launched = self._launched
         assert launched is not None
-        self.query_one(Lanes).empty = STARTING[launched.running]
+        said = launched.said()
+        self.query_one(Lanes).empty = _starting(launched, said)
         self.query_one(LogPanel).turn_to("output")
-        self.query_one(LogPanel).show_output(launched.said())
+        self.query_one(LogPanel).show_output(shortened(said))
         self._show_banner()
 
     # ---- showing
@@ -253,7 +255,7 @@ class RunScreen(Screen[None]):
         panel = self.query_one(LogPanel)
         panel.show_log(view.whole_log)
         panel.show_samples(view.samples)
-        panel.show_output(launched.said() if beginning and launched else end_of(log_of(self.path), OUTPUT))
+        panel.show_output(shortened(launched.said() if beginning and launched else end_of(log_of(self.path), OUTPUT)))
 
     def _show_devices(self, view: RunView, state: str) -> None:
         lanes = self.query_one(Lanes)
@@ -294,8 +296,8 @@ class RunScreen(Screen[None]):
 
     def _at_rest(self, view: RunView, state: str) -> str:
         """What a process does that has no lanes."""
-        if beginning := self._beginning:
-            return STARTING[beginning == "starts"]
+        if self._beginning and (launched := self._launched) is not None:
+            return _starting(launched, launched.said())
         return EMPTY.get(state, f"{len(view.devices)} devices idle")
 
     def _note(self) -> str:
@@ -480,3 +482,9 @@ class RunScreen(Screen[None]):
             self.post_message(Correct(self._to_correct(error)))
         else:
             self.dismiss(None)
+
+
+def _starting(launched: Launched, said: str) -> str:
+    """What a trainer that was started here does before it records anything. `said`: the end of its output."""
+    running = launched.running
+    return (reading_in(said) if running else None) or STARTING[running]

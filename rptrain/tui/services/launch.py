@@ -18,6 +18,7 @@ from rptrain.checkpoint.atomic_dir import beside
 from rptrain.runs.ending import memory_kills
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.tail import end_of
+from rptrain.train.reading import PERIOD_KEY
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded, inside
 
@@ -26,6 +27,7 @@ COMMAND = (*RPTRAIN, "train")
 EXPORT = (*RPTRAIN, "export")
 LOG = "trainer.log"  # in a run's folder: the output of the trainer and its libraries
 OUTPUT = ".rptrain-log"  # suffix of the hidden file beside the folder, until the folder exists
+PERIOD = {PERIOD_KEY: "1"}  # seconds between a trainer's lines about the reading of data, which Run shows as a bar
 NEW_RUN = "save.resume=never"  # what a started run does not take from its config
 _NUMBERED = re.compile(r"(.+)-([2-9]|[1-9]\d{1,2})")  # the name of a run, as `free_name` makes them
 SAID = 4000  # bytes from the end of a process's output
@@ -114,7 +116,7 @@ def start(config: Path, output_dir: str, run_name: str, environment: Mapping[str
         raise UserError(f"cannot create a run in {parent}: {getattr(error, 'strerror', None) or error}") from None
     overrides = [NEW_RUN, f"log.run_name={_text(name)}"]
     path = parent / name
-    process = _begin([*COMMAND, "--config", str(config), *overrides], output, environment)
+    process = _begin([*COMMAND, "--config", str(config), *overrides], output, {**environment, **PERIOD})
     return Launched(process, path, beside(path, OUTPUT), fresh=True)
 
 
@@ -129,7 +131,7 @@ def resume(run: Path, environment: Mapping[str, str]) -> Launched:
         raise UserError(f"{run} cannot be resumed: {error.strerror}") from None
     before = output.tell()
     command = [*COMMAND, "--config", str(run / "config.toml"), f"save.resume={_text(str(run))}"]
-    return Launched(_begin(command, output, environment), run, log, before)
+    return Launched(_begin(command, output, {**environment, **PERIOD}), run, log, before)
 
 
 def export(source: Path, to: Path, options: Sequence[str], environment: Mapping[str, str]) -> Launched:

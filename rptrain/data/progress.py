@@ -1,0 +1,218 @@
+"""The progress of reading data files: rows, rows per second, and the time left."""
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from os.path import getsize
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from rptrain.data.read import Position
+from rptrain.utils.errors import UserError
+from rptrain.utils.text import counted, one_line
+from rptrain.utils.units import format_duration, format_speed
+
+PAUSE = 0.25  # seconds between two reports
+FIRST = 1.0  # seconds of measurements before there is a rate
+WINDOW = 10.0  # seconds over which the rate is measured
+
+_LINE = re.compile(r"reading .+: [\d,]+ rows?(?:, |$)")  # see `Reading.sentence`
+_PERCENT = re.compile(r", (\d{1,3})%(?:, |$)")
+
+
+class Line(Protocol):
+    """A document, by the line of the file that it was made from."""
+
+    @property
+    def line(self) -> int: ...
+
+
+class Rows(Protocol):
+    """The counts of a file's rows."""
+
+    @property
+    def total(self) -> int: ...
+
+    @property
+    def bad(self) -> int: ...
+
+
+T = TypeVar("T")
+D = TypeVar("D", bound=Line)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How far the files of a data set have been read, rendered and tokenized."""
+
+    file: str  # its name
+    number: int  # of the file, from 1
+    files: int
+    rows: int  # of this file
+    seconds: float  # spent on this file
+    rate: float | None  # rows per second, over the last WINDOW seconds
+    share: float | None  # of the bytes of all files, at least; None if it is unknown
+    left: float | None  # seconds until all files are read, as far as is known
+    done: bool = False  # this file was read to its end
+
+    def sentence(self) -> str:
+        """Such as "reading chats.jsonl: 24,000 rows, 2,500 rows/s, 40%, 14 s left". `is_sentence` recognizes it."""
+        parts = [counted(self.rows, "row")]
+        if self.rate is not None:
+            parts.append(f"{format_speed(self.rate)} rows/s")
+        if self.share is not None:
+            parts.append(f"{int(100 * self.share)}%")
+        if self.left is not None:
+            parts.append(f"{format_duration(self.left)} left")
+        return f"reading {self._name}: {', '.join(parts)}"
+
+    def summary(self) -> str:
+        """Such as "read 60,000 rows of chats.jsonl in 24 s (2,500 rows/s)"."""
+        rate = f" ({format_speed(self.rows / self.seconds)} rows/s)" if self.seconds else ""
+        return f"read {counted(self.rows, 'row')} of {self._name} in {format_duration(self.seconds)}{rate}"
+
+    @property
+    def _name(self) -> str:
+        return one_line(self.file) + (f" ({self.number:,} of {self.files:,})" if self.files > 1 else "")
+
+
+Report = Callable[[Reading], object]  # called a few times per second, and at the end of each file
+
+
+def is_sentence(line: str) -> bool:
+    """Whether a line of a trainer's output is a `Reading.sentence`."""
+    return _LINE.match(line) is not None
+
+
+def share_in(sentence: str) -> float | None:
+    """The share of all bytes that a `Reading.sentence` names."""
+    found = _PERCENT.search(sentence)
+    return None if found is None else int(found[1]) / 100
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """`rows` and `nbytes` of all files; `nbytes` is None if it is unknown."""
+
+    time: float
+    rows: int
+    nbytes: float | None
+
+
+class Watch:
+    """Counts the rows of a data set's files while they are read, and reports them. `report`: None to do nothing.
+
+    A row costs a look at the clock, less than a thousandth of what its rendering and tokenizing take.
+    """
+
+    def __init__(
+        self, files: Sequence[Path], report: Report | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._files, self._report, self._clock = files, report, clock
+        self._sizes = [] if report is None else [_size(file) for file in files]
+        self._samples = deque[_Sample]()
+        self._number = -1
+        self._before = 0  # rows of the files before
+
+    def begin(self, number: int, counts: Rows) -> None:
+        """The file with this number, from 0, is read from now on. `counts` are counted while it is read."""
+        if number != self._number + 1:  # those between were not read: their bytes took no time
+            self._samples.clear()
+        self._number, self._counts = number, counts
+        self._documents, self._line = 0, 0
+        self._position: Position | None = None
+        self._began = self._due = self._clock()
+
+    def examples(self, examples: Iterable[T]) -> Iterable[T]:
+        """The examples of the file. They report progress, too, because rows that are refused give no documents."""
+        return examples if self._report is None else self._watched(examples)
+
+    def documents(self, documents: Iterable[D]) -> Iterable[D]:
+        """The documents of the file in the order of their lines, in which they are counted."""
+        return documents if self._report is None else self._counted(documents, self._report)
+
+    def _watched(self, examples: Iterable[T]) -> Iterator[T]:
+        for example in examples:
+            self._look()
+            yield example
+
+    def _counted(self, documents: Iterable[D], report: Report) -> Iterator[D]:
+        for document in documents:
+            self._documents += 1
+            self._line = document.line
+            self._look()
+            yield document
+        report(self._reading(self._clock(), done=True))
+        self._before += self._counts.total
+
+    def _look(self) -> None:
+        now = self._clock()
+        if now >= self._due and self._report is not None:
+            self._due = now + PAUSE
+            self._report(self._reading(now))
+
+    def _reading(self, now: float, *, done: bool = False) -> Reading:
+        seconds = now - self._began
+        rows = self._counts.total if done else self._documents + self._counts.bad
+        share = 1.0 if done else self._share(seconds)
+        before, size, all_sizes = sum(self._sizes[: self._number]), self._sizes[self._number], sum(self._sizes)
+        nbytes = None if share is None else before + share * size
+        if rows:  # the time until the first one is that of starting child processes
+            self._add(_Sample(now, self._before + rows, nbytes))
+        place = nbytes if nbytes is not None else before or None
+        return Reading(
+            file=self._files[self._number].name,
+            number=self._number + 1,
+            files=len(self._files),
+            rows=rows,
+            seconds=seconds,
+            rate=self._rate(now),
+            share=None if place is None else min(1.0, place / max(all_sizes, 1)),
+            left=self._left(now, all_sizes),
+            done=done,
+        )
+
+    def _share(self, seconds: float) -> float | None:
+        """The share of the file up to the last document. It is not looked for in a file that takes no time."""
+        if self._documents <= 1:
+            return 0.0
+        if seconds < FIRST:
+            return None
+        try:
+            self._position = self._position or Position(self._files[self._number])
+            share = self._position.share(self._line)
+        except (OSError, UserError):  # the reader of the file raises what a user must know
+            return None
+        return share if share is None or share < 1 else None  # the number of rows was estimated too low
+
+    def _add(self, sample: _Sample) -> None:
+        self._samples.append(sample)
+        while len(self._samples) > 2 and sample.time - self._samples[1].time >= WINDOW:
+            self._samples.popleft()
+
+    def _rate(self, now: float) -> float | None:
+        if not self._samples or now - self._samples[0].time < FIRST:
+            return None
+        first, last = self._samples[0], self._samples[-1]
+        return (last.rows - first.rows) / (now - first.time)
+
+    def _left(self, now: float, all_sizes: int) -> float | None:
+        """The seconds that the bytes which are left take, at the pace of those before."""
+        known = [(sample.time, sample.nbytes) for sample in self._samples if sample.nbytes is not None]
+        if not known:
+            return None
+        (began, first), (ended, last) = known[0], known[-1]
+        if ended - began < FIRST or last <= first:
+            return None
+        left = (all_sizes - last) * (ended - began) / (last - first) - (now - ended)
+        return left if left > 0 else None
+
+
+def _size(file: Path) -> int:
+    """The bytes of a file; 0 if that is unknown: its reader raises why."""
+    try:
+        return getsize(file)
+    except (OSError, ValueError):  # ValueError: an impossible name, for example with a null character
+        return 0
