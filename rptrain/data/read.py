@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, AnyStr, BinaryIO
+from typing import IO, Any, AnyStr
 
 from rptrain.data import json_list, tables
 from rptrain.utils.errors import UserError
@@ -253,5 +253,9 @@ READERS: dict[str, Callable[[Path], Rows]] = {
 
 def kind_of(path: Path) -> str:
     """The first suffix in READERS whose files are read as this one: ".jsonl" for all JSON and for unknown suffixes."""
-    read = READERS.get(path.suffix.lower(), _json_rows)
+    read = _reader(path)
     return next(suffix for suffix, reader in READERS.items() if reader is read)
+
+
+def _reader(path: Path) -> Callable[[Path], Rows]:
+    return READERS.get(path.suffix.lower(), _json_rows)
