@@ -164,7 +164,7 @@ def prepare(
         weights += [source.weight] * len(found)
     pieces = piece(streams, max_length, overlong)
     pieces.trimmed.warn()
-    rows = build(streams, pieces, packing=packing, pad_id=_pad_id(tokenizer), seed=seed, weights=weights)
+    rows = build(streams, pieces, packing=packing, pad_id=_pad_id(tokenizer, vocab_size), seed=seed, weights=weights)
     read = settings.rows if settings is not None else Tally()
     return replace(rows, not_taken=_not_taken(others), rows=read)
 
@@ -334,7 +334,10 @@ def _random_stream(length: int, vocab_size: int | None) -> Stream:
     return gather((Document(line, ids.int().numpy(), learned) for line, ids in enumerate(drawn, 1)), RANDOM)
 
 
-def _pad_id(tokenizer: Any) -> int:
-    """Any token will do, because padding is never supervised and is a document of its own."""
+def _pad_id(tokenizer: Any, vocab_size: int | None) -> int:
+    """The tokenizer's padding token, or 0 if it has none or one beyond the model's vocabulary.
+
+    Any token will do, because padding is never supervised and is a document of its own.
+    """
     pad = None if tokenizer is None else tokenizer.pad_token_id
-    return 0 if pad is None else pad
+    return 0 if pad is None or (vocab_size is not None and pad >= vocab_size) else pad

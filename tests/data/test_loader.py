@@ -1,3 +1,4 @@
+import copy
 import json
 
 import pytest
@@ -139,6 +140,16 @@ def test_random_rows_need_no_tokenizer():
     assert rows.supervised.tolist() == [31] * 256 and rows.documents(7) == [32]
     again = prepare(sources=[TrainSet(path="builtin:random")], max_length=32, vocab_size=50)
     assert again.content_hash == rows.content_hash
+
+
+@pytest.mark.parametrize(("vocab_size", "expected"), [(13, 0), (12, 0), (14, 13), (None, 13)])
+def test_padding_is_within_the_vocabulary(tokenizer, vocab_size, expected):
+    padded = copy.deepcopy(tokenizer)
+    padded.pad_token = padded.convert_ids_to_tokens(13)
+    rows = prepare(
+        sources=[TrainSet(path="builtin:tasks", split="test")], tokenizer=padded, max_length=64, vocab_size=vocab_size
+    )
+    assert rows.pad_id == expected
 
 
 @pytest.mark.parametrize(
