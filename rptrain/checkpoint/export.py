@@ -1,7 +1,7 @@
 """Export a run, a checkpoint or a model in memory to a directory in the layout of Hugging Face."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, lru_cache
 from itertools import chain
 from math import prod
@@ -24,14 +24,14 @@ from rptrain.checkpoint.atomic_dir import (
 )
 from rptrain.checkpoint.base_files import BASE, PROCESSORS, base_files
 from rptrain.checkpoint.consistent import read_model
-from rptrain.checkpoint.export_progress import KIND, ExportProgress, Report
+from rptrain.checkpoint.eos import FROM_CONFIG, generation_config, special_tokens
+from rptrain.checkpoint.export_progress import GENERATION, KIND, ExportProgress, Report
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.checkpoint.state import dtype_of, latest, read_state, verify_checkpoint
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.optim.adam import join
 from rptrain.kernels.reference.dense import wide
-from rptrain.models import registry
 from rptrain.models.adapters.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
@@ -43,8 +43,6 @@ from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import inside
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
-GENERATION = "generation_config.json"
-SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def export(
@@ -83,7 +81,7 @@ def export(
     progress.begin("checking")
     verify_checkpoint(checkpoint)
     base = base_files(checkpoint / BASE)
-    lora = state["meta"].get("lora")
+    lora, ends = state["meta"].get("lora"), state["meta"].get("ends", [])
     if merge and lora is None:
         raise UserError(f"{checkpoint} has no adapters to merge: export it without --merge")
     try:
@@ -94,12 +92,15 @@ def export(
         kind = kind or dtype_of(state)
         spec, view = from_checkpoint(checkpoint, wide(kind))
         carried = frozen.carried(state["meta"], spec)
+        base |= generation_config(checkpoint / BASE, spec.config, ends)
         return _write(merged(spec, view), without_adapters(spec), base, to, kind, progress, carried, force=force)
     spec, view = from_checkpoint(checkpoint, kind)
+    generation = generation_config(checkpoint / BASE, spec.config, ends)
     if lora is not None:
-        return _write_adapter(view, spec, Adapter.of(lora), base, to, kind or dtype_of(state), progress, force=force)
+        files = _without_model(base) | generation
+        return _write_adapter(view, spec, Adapter.of(lora), files, to, kind or dtype_of(state), progress, force=force)
     carried = frozen.carried(state["meta"], spec)
-    return _write(view, spec, base, to, kind, progress, carried, force=force)
+    return _write(view, spec, base | generation, to, kind, progress, carried, force=force)
 
 
 def export_store(
@@ -111,17 +112,26 @@ def export_store(
     *,
     adapter: Adapter | None = None,
     carried: Carried = NOTHING,
+    ends: Collection[int] = (),
 ) -> Path:
     """Writes a model in memory as `export` does. `view` gives its parameters, `carried` other tensors, and `base_dir`
-    all other files.
+    all other files. `ends`: EOS ids besides the base model's own.
 
     With `adapter`, only the adapter is written. The parent folder of `to` must exist.
     """
     base, to = base_files(Path(base_dir)), _absolute(to)
+    generation = generation_config(Path(base_dir), spec.config, ends)
     _check_earlier(to)
     if adapter is not None:
-        return _write_adapter(view, spec, adapter, base, to, _dtype(dtype), ExportProgress())
-    return _write(view, spec, base, to, _dtype(dtype), ExportProgress(), carried)
+        files = _without_model(base) | generation
+        return _write_adapter(view, spec, adapter, files, to, _dtype(dtype), ExportProgress())
+    return _write(view, spec, base | generation, to, _dtype(dtype), ExportProgress(), carried)
+
+
+def _without_model(base: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files of an adapter. With the model's config, loaders would take the directory for a whole model."""
+    left_out = ("config.json", GENERATION, *PROCESSORS)
+    return {name: content for name, content in base.items() if name not in left_out}
 
 
 def _write(
@@ -145,9 +155,7 @@ def _write(
             if name != "config.json":  # written with the weights: it names their dtype
                 aside.write(name, [content])
         if GENERATION not in base:
-            config = registry.text_only(spec.config)
-            tokens = {key: config[key] for key in SPECIAL_TOKENS if config.get(key) is not None}
-            aside.write_json(GENERATION, {"_from_model_config": True, **tokens})
+            aside.write_json(GENERATION, {FROM_CONFIG: True, **special_tokens(spec.config)})
         progress.begin("reading back")
         verify(aside.path, spec, carried)
     return to
@@ -157,24 +165,22 @@ def _write_adapter(
     view: View,
     spec: ModelSpec,
     made: Adapter,
-    base: dict[str, bytes],
+    files: dict[str, bytes],
     to: Path,
     dtype: torch.dtype | None,
     progress: ExportProgress,
     *,
     force: bool = False,
 ) -> Path:
-    """Writes an adapter, without the model's config: with it, loaders would take the directory for a whole model."""
+    """Writes an adapter, and the other `files` of its directory."""
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
-    left_out = ("config.json", GENERATION, *PROCESSORS)
-    base = {name: content for name, content in base.items() if name not in left_out}
     weights = sum(map(prod, shapes(spec).values())) * dtype.itemsize
-    needed = weights + sum(map(len, base.values()))
+    needed = weights + sum(map(len, files.values()))
     facts = {"kind": KIND, "base": base_of(spec), "architecture": spec.architecture}
     with written_aside(to, facts, needed, check_names, force=force) as aside:
         progress.begin("writing", weights)
         write(aside, spec, view, made, dtype, progress.wrote)
-        for name, content in base.items():
+        for name, content in files.items():
             aside.write(name, [content])
         progress.begin("reading back")
         verify_adapter(aside.path, spec, made)

@@ -10,6 +10,7 @@ from rptrain.utils.files import read_small_text
 from rptrain.utils.paths import from_here
 
 ADAPTER_CONFIG = "adapter_config.json"
+GENERATION = "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 KIND = "export"  # `kind` in the manifest of an export
 Phase = Literal["checking", "writing", "reading back"]
@@ -68,14 +69,16 @@ def loading_code(directory: Path) -> str:
     several = architecture.endswith("ForConditionalGeneration")
     model = "AutoModelForImageTextToText" if several else "AutoModelForCausalLM"
     tokenizer = (directory / TOKENIZER_CONFIG).is_file()
+    generation = base is not None and (directory / GENERATION).is_file()  # PEFT does not read it
     return "\n".join(
         [
             *(["from peft import PeftModel"] if base is not None else []),
-            f"from transformers import {model}{', AutoTokenizer' if tokenizer else ''}",
+            f"from transformers import {model}{', AutoTokenizer' * tokenizer}{', GenerationConfig' * generation}",
             "",
             *([f"base = {_quoted(base)}"] if base is not None else []),
             f"path = {_quoted(str(from_here(directory)))}",
             f"model = {model}.from_pretrained({at})",
+            *(["model.generation_config = GenerationConfig.from_pretrained(path)"] if generation else []),
             *(["model = PeftModel.from_pretrained(model, path)"] if base is not None else []),
             *(["tokenizer = AutoTokenizer.from_pretrained(path)"] if tokenizer else []),
         ]

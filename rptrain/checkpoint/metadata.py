@@ -98,6 +98,7 @@ class _Meta:
     loss_scale: _LossScale = MISSING
     frozen: _Frozen = MISSING
     lora: _Adapter = MISSING
+    ends: list[NonNegativeInt] = MISSING
 
 
 @dataclass(frozen=True)

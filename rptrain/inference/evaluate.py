@@ -1,6 +1,6 @@
 """Evaluation on the held-out questions of the built-in tasks, by exact match."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from rptrain.data import tasks
@@ -16,15 +16,15 @@ SHOWN = 3  # questions whose answers are returned
 
 
 def ask_questions(
-    spec: ModelSpec, weights: Weights, tokenizer: Any, count: int
+    spec: ModelSpec, weights: Weights, tokenizer: Any, count: int, ends: Collection[int]
 ) -> tuple[dict[str, float], list[tuple[str, str]]]:
-    """Answers `count` test questions greedily.
+    """Answers `count` test questions greedily. `ends`: the token ids that end an answer.
 
     Returns the fraction of exact answers, "overall" and per task, and the first SHOWN questions with their answers.
     """
     asked = tasks.questions("test", count)
     prompts = encode_prompts(tokenizer, [question.prompt for question in asked])
-    answers = generate(spec, weights, prompts, MAX_ANSWER, eos_ids=[tokenizer.eos_token_id])
+    answers = generate(spec, weights, prompts, MAX_ANSWER, ends)
     texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
     shown = [(question.prompt, text) for question, text in zip(asked[:SHOWN], texts[:SHOWN], strict=True)]
     return tasks.score(asked, texts), shown

@@ -11,6 +11,7 @@ from torch import Tensor
 from rptrain.checkpoint import adapter, frozen
 from rptrain.checkpoint.answer_sources import EXPORTED, answer_sources
 from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.eos import eos_ids, generation_eos
 from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
 from rptrain.checkpoint.export_progress import base_format
 from rptrain.checkpoint.metadata import RUN_CONFIG
@@ -40,6 +41,7 @@ class Model(NamedTuple):
     tokenizer: Path  # the directory of the tokenizer
     load: Callable[[Held], None]  # fills the parameters, which are zeros
     base: str = ""  # the directory of the model that was fine-tuned in full; empty: none, or unknown
+    eos_ids: frozenset[int] = frozenset()  # those that its files name
 
     @property
     def nbytes(self) -> int:
@@ -58,10 +60,8 @@ class Model(NamedTuple):
         return own < len(self.spec.units) and not any(unit.trainable for unit in self.spec.units[:own])
 
     def ends(self, tokenizer: Any) -> set[int]:
-        """The token ids that end an answer, from the tokenizer and the config."""
-        named = registry.text_only(self.spec.config).get("eos_token_id")
-        ends = {*named} if isinstance(named, list) else {named}
-        return {end for end in (*ends, tokenizer.eos_token_id) if end is not None}
+        """The token ids that end an answer: those of the model's files and the tokenizer's."""
+        return {end for end in (*self.eos_ids, tokenizer.eos_token_id) if end is not None}
 
 
 def find_model(source: Path) -> Model:
@@ -131,7 +131,9 @@ def _from_adapter(source: Path) -> Model:
         adapter.load(files, model.spec, lambda unit, name: _plain(into(unit, name)))
 
     has_tokenizer = any((source / name).is_file() for name in VOCABULARIES)
-    return model._replace(source=source, tokenizer=source if has_tokenizer else base, load=load, base=str(base))
+    ends = model.eos_ids | {*generation_eos(source)}
+    tokenizer = source if has_tokenizer else base
+    return model._replace(source=source, tokenizer=tokenizer, load=load, base=str(base), eos_ids=ends)
 
 
 def _from_directory(source: Path, spec: ModelSpec) -> Model:
@@ -143,7 +145,8 @@ def _from_directory(source: Path, spec: ModelSpec) -> Model:
         raise UserError(f"{source / 'config.json'}: unknown dtype {str(name)!r}; use one of {', '.join(DTYPES)}")
     dtype = DTYPES[str(name)] if name else _stored_dtype(files)
 
-    return Model(spec, dtype, source, source, lambda into: pretrained.load(files, own, into))
+    ends = eos_ids(source, spec.config, None)
+    return Model(spec, dtype, source, source, lambda into: pretrained.load(files, own, into), eos_ids=ends)
 
 
 def _stored_dtype(files: WeightFiles) -> torch.dtype:
@@ -170,7 +173,9 @@ def _from_checkpoint(checkpoint: Path) -> Model:
                 else:
                     _plain(target).copy_(view(index, param.name) if found is None else _plain(found))
 
-    return Model(spec, dtype, checkpoint, checkpoint / BASE, load, str(state["meta"].get("model_dir") or ""))
+    base, meta = checkpoint / BASE, state["meta"]
+    ends = eos_ids(base, spec.config, None) | {*meta.get("ends", ())}
+    return Model(spec, dtype, checkpoint, base, load, str(meta.get("model_dir") or ""), ends)
 
 
 def _plain(parameter: Tensor | Quantized) -> Tensor:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rptrain.checkpoint import adapter
+from rptrain.checkpoint import adapter, eos
 from rptrain.checkpoint.adapter import AdapterFiles
 from rptrain.checkpoint.atomic_dir import REPLACED, beside
 from rptrain.checkpoint.base_files import check_base_files
@@ -33,7 +33,7 @@ from rptrain.runs.run_dir import RunDir, check_creatable, find, forks
 from rptrain.utils.errors import UserError, explained
 
 TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}  # their modules
-CODE = (__file__, evaluate.__file__)  # checks of data are here, too
+CODE = (__file__, evaluate.__file__, eos.__file__)  # checks of data are here, too
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ def _data_checks(config: Config, model_dir: Path, spec: ModelSpec, checks: _Chec
     refused, warnings, amount, read = len(checks.refusals), list[str](), None, list[Excerpt]()
     with checks.about("model.path"):
         tokenizer = find_tokenizer(config, model_dir)
+        eos.eos_ids(model_dir, spec.config, tokenizer)
         if config.eval.questions:
             checks.make("eval.questions", evaluate.check_questions, tokenizer)
         amount = _look_at_data(config, model_dir, spec, tokenizer, checks, warnings, read)
@@ -136,6 +137,8 @@ def _look_at_data(
     if any(one.parts for one in held_out):
         with checks.about("data.val.0.path"):
             is_supervised(config, held_out)
+    if ends := {token for one in found for token in one.tally.ends}:
+        warnings.append(eos.sentence(sorted(ends), tokenizer))
     if len(found) < len(config.data.train):
         return None
     with checks.about("data.max_length"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rptrain.checkpoint import eos
 from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
 from rptrain.checkpoint.base_files import base_files, check_base_files, left_out
 from rptrain.config.resolve import Resolved
@@ -57,6 +58,8 @@ class Job:
     memory: MemoryPlan
     total_steps: int
     own_config: bool = False  # not that of the files: of a text model alone, or with tie_word_embeddings added
+    ends: tuple[int, ...] = ()  # the ids that exports add to generation_config.json: see `eos.added`
+    eos_ids: frozenset[int] = frozenset()  # all that end an answer of the trained model
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -130,6 +133,7 @@ def prepare_job(
     for path in left_out(model_dir):
         log.warning("%s leads out of the model's folder: it is not copied to checkpoints and exports", path)
     tokenizer = find_tokenizer(config, model_dir)
+    own_eos, stops = eos.eos_ids(model_dir, spec.config, tokenizer), eos.stops(model_dir, spec.config)
     if config.eval.questions:
         check_questions(tokenizer)
     plan, memory = _plan(config, spec, hardware)
@@ -140,6 +144,9 @@ def prepare_job(
     validation = None if held_out is None else batches_of(held_out, config)
     total = total_steps(config, batches.steps_per_epoch)
     used = hardware.used(config)
+    if found := sorted(sequences.rows.ends):
+        log.warning(eos.sentence(found, tokenizer))
+    ends = () if tokenizer is None else eos.added(found, stops, tokenizer)
     return Job(
         config,
         model_dir,
@@ -156,6 +163,8 @@ def prepare_job(
         memory,
         total,
         own_config=json.loads(base["config.json"]) != spec.config,
+        ends=ends,
+        eos_ids=own_eos.union(ends),
     )
 
 

@@ -177,4 +177,6 @@ def checkpoint_meta(
         meta["chat_template"] = job.chat_template
     if job.own_config:
         meta["config"] = job.spec.config
+    if job.ends:
+        meta["ends"] = list(job.ends)
     return meta

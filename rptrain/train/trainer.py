@@ -415,7 +415,8 @@ class Trainer:
         with self._doing("evaluating"), self._group.main.together():
             if not self._group.first:
                 return
-            scores, shown = ask_questions(self._job.spec, self._store.weights, self._job.tokenizer, count)
+            job = self._job
+            scores, shown = ask_questions(job.spec, self._store.weights, job.tokenizer, count, job.eos_ids)
         overall = scores.pop("overall")
         self._log.write(events.Evaluation(step, "exact_match", overall, scores))
         for prompt, text in shown:
@@ -436,7 +437,7 @@ class Trainer:
             if job.files is not None and self._frozen is not None:
                 carried = Carried(job.files.carried, self._frozen.get("carried", {}))
             to, dtype = self._run.model_path, job.config.model.dtype
-            export_store(view, job.spec, base, to, dtype, adapter=job.adapter, carried=carried)
+            export_store(view, job.spec, base, to, dtype, adapter=job.adapter, carried=carried, ends=job.ends)
 
 
 def _is_due(step: int, every: int) -> bool:

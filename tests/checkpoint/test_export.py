@@ -118,6 +118,35 @@ def test_a_model_in_memory_is_exported_with_its_base_models_files(spec, states, 
     assert (to / "generation_config.json").read_text() == '{"temperature": 0.5}'
 
 
+def stopped(directory):
+    """What stock transformers generates from an exported model: greedily, until an EOS id."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    prompt = torch.tensor([[5, 6, 7]])
+    made = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
+    return made[0, prompt.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("generation", [None, '{"eos_token_id": 2, "_from_model_config": true, "pad_token_id": 0}'])
+def test_generate_of_transformers_stops_on_the_ends_of_replies(spec, states, model_dir, tmp_path, generation):
+    units, meta = states.make(spec, torch.float32), {"model_dir": str(model_dir)}
+    if generation is not None:
+        (model_dir / "generation_config.json").write_text(generation)
+    save_state(tmp_path / "run/checkpoints", units, step=1, meta=meta)
+    endless = stopped(export(tmp_path / "run", tmp_path / "endless"))
+    end = endless[3]
+    until = endless.index(end) + 1
+    assert len(endless) == 12 and 2 not in endless
+    save_state(tmp_path / "run/checkpoints", units, step=2, meta=meta | {"ends": [end]})
+    exported = export(tmp_path / "run", tmp_path / "exported")
+    view = lambda unit, name: units[unit].views[0][name]  # noqa: E731
+    stored = export_store(view, spec, model_dir, tmp_path / "stored", ends=[end])
+    for directory in (exported, stored):
+        assert json.loads((directory / "generation_config.json").read_text())["eos_token_id"] == [2, end]
+        assert stopped(directory) == endless[:until]
+
+
 def test_only_an_earlier_export_is_replaced(run, tmp_path):
     directory, _ = run
     to = tmp_path / "new/model"

@@ -53,6 +53,22 @@ def test_an_adapter_of_a_model_with_a_vision_tower_outside_of_the_current_direct
     ]
 
 
+def test_an_adapter_with_eos_ids_of_its_own(directory: Path):
+    """PEFT and transformers read only the generation_config.json of its base."""
+    (directory / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "a/b"}))
+    (directory / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
+    assert loading_code(directory).splitlines() == [
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM, GenerationConfig",
+        "",
+        'base = "a/b"',
+        'path = "runs/a"',
+        "model = AutoModelForCausalLM.from_pretrained(base)",
+        "model.generation_config = GenerationConfig.from_pretrained(path)",
+        "model = PeftModel.from_pretrained(model, path)",
+    ]
+
+
 def test_an_adapter_names_the_architecture_of_a_base_on_the_hub(directory: Path):
     (directory / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "a/b"}))
     (directory / MANIFEST).write_text(json.dumps({"architecture": SEVERAL["architectures"][0]}))

@@ -1,0 +1,99 @@
+"""Runs whose replies end with a token that is no EOS of the base model: exports and answers stop on it."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rptrain.train.job
+import rptrain.train.trainer
+from rptrain.checkpoint.eos import GENERATION
+from rptrain.checkpoint.export import export
+from rptrain.checkpoint.state import read_state
+from rptrain.data.datasets import training_set
+from rptrain.inference.model import find_model
+from rptrain.runs import events
+from rptrain.train.job import prepare_job
+
+from .. import run_tools as tools
+
+EOS, END = 1, 2  # of the base model; of its template
+SAID = "replies end with <|end|>, which is not an EOS token of the model: the export's generation_config.json will list"
+CHAT = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
+SETTINGS = ("data.max_length=64", "train.max_steps=2", "train.global_batch_size=16", "eval.questions=1")
+LORA = ("lora.r=2", "lora.lora_alpha=4")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = tools.write_model(tmp_path / "model", eos_token_id=EOS)
+    for name, keys in ((GENERATION, {"eos_token_id": EOS}), ("tokenizer_config.json", {"eos_token": "<|unknown|>"})):
+        file = model / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+    (tmp_path / "chats.jsonl").write_text(json.dumps(CHAT))
+    return tmp_path
+
+
+def settings(folder: Path) -> tuple[str, ...]:
+    return f"data.train.0.path={folder}/chats.jsonl", *SETTINGS
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes these tokens end replies in the training set."""
+
+    def with_ends(*ends: int) -> None:
+        def counted(*given):
+            sequences, held_out = training_set(*given)
+            return replace(sequences, rows=replace(sequences.rows, ends=Counter(ends))), held_out
+
+        monkeypatch.setattr(rptrain.train.job, "training_set", counted)
+
+    return with_ends
+
+
+def listed(directory: Path) -> list[int]:
+    return json.loads((directory / GENERATION).read_text())["eos_token_id"]
+
+
+def eos_ids(source: Path) -> frozenset[int]:
+    return find_model(source).eos_ids
+
+
+@pytest.mark.parametrize("method", [(), LORA], ids=["full", "lora"])
+def test_exports_and_answers_stop_on_the_end_of_replies(folder, count, method, monkeypatch, caplog):
+    count(END)
+    asked, ask = [], rptrain.train.trainer.ask_questions
+    monkeypatch.setattr(rptrain.train.trainer, "ask_questions", lambda *given: asked.append(given[-1]) or ask(*given))
+    run = tools.train_here(folder, *settings(folder), *method)
+    assert sum(SAID in record.getMessage() for record in caplog.records) == 1
+    assert asked == [{EOS, END}] * 2
+    assert read_state(run.checkpoints()[-1])["meta"]["ends"] == [END]
+    exports = [run.model_path, export(run.path, folder / "exported")]
+    exports += [export(run.path, folder / "merged", merge=True)] if method else []
+    assert [listed(directory) for directory in exports] == [[EOS, END]] * len(exports)
+    sources = (run.path, run.checkpoints()[-1], *exports)
+    assert {eos_ids(source) for source in sources} == {frozenset({EOS, END})}
+    assert eos_ids(folder / "model") == {EOS}
+
+
+def test_a_resumed_run_finds_them_in_its_data(folder, count):
+    count()
+    first = tools.train_here(folder, *settings(folder), "save.save_steps=1")
+    assert "ends" not in read_state(first.checkpoint_path(1))["meta"] and listed(first.model_path) == EOS
+    count(END)
+    run = tools.train_here(folder, *settings(folder), f"save.resume={first.checkpoint_path(1)}")
+    assert tools.events(run, events.Resumed) and listed(run.model_path) == [EOS, END]
+
+
+def test_the_tokenizers_eos_is_listed_too(folder, count):
+    """It ends texts, and `generate` of transformers only stops on what generation_config.json lists."""
+    count()
+    (folder / "model" / GENERATION).write_text(json.dumps({"eos_token_id": [5]}))
+    job = prepare_job(tools.write_config(folder, *settings(folder)).config)
+    assert job.ends == (EOS,) and job.eos_ids == {EOS, 5}
+    job = prepare_job(tools.write_config(folder).config)
+    assert job.ends == () and job.tokenizer is None
