@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 HEADER = 1 << 16  # bytes before the arrays
 SMALL = 1 << 20  # bytes of arrays that are read instead of mapped: a process may have only so many open files
-PIECE = 1 << 24  # bytes per thread and hash
+PIECE = 1 << 24  # bytes per thread and hash; digests of streams depend on it
 ABANDONED = 86400  # seconds after which a temporary file counts as abandoned
 FULL = (errno.EDQUOT, errno.EFBIG, errno.ENOSPC)  # the errors of a full disk, or of a limit
 NAMES = {np.int32: "I32", np.bool_: "BOOL"}
@@ -139,7 +139,7 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
                     "key": key,
                 }
                 metadata = {"facts": json.dumps(facts)}
-                metadata["sha256"] = _hash(file.fileno(), place, arrays, metadata["facts"])
+                metadata["sha256"] = _hash([arrays, metadata["facts"]], _piece_digests(file.fileno(), place))
                 header = json.dumps({"__metadata__": metadata, **arrays}).encode().ljust(HEADER - 8)
                 file.seek(0)
                 file.write((HEADER - 8).to_bytes(8, "little") + header)
@@ -188,13 +188,14 @@ def _read(path: Path, key: str) -> tuple[Stream, Tally]:
             raise Damaged("its header is unreadable") from error
         if not whole:
             raise Damaged(f"it has {size} bytes of arrays")
-        if _hash(file.fileno(), size, header, metadata["facts"]) != metadata.get("sha256"):
+        pieces = _piece_digests(file.fileno(), size)
+        if _hash([header, metadata["facts"]], pieces) != metadata.get("sha256"):
             raise Damaged("its sha256 differs")
     if facts.get("key") != key:
         raise Damaged("it belongs to other data")
     data = np.memmap(path, np.uint8, "r", HEADER) if size > SMALL else np.fromfile(path, np.uint8, offset=HEADER)
     arrays = (data[start:end].view(TOKENS[name]) for name, (start, end) in bounds.items())
-    stream = Stream(*arrays, largest=facts["largest"], digest=metadata["sha256"])
+    stream = Stream(*arrays, largest=facts["largest"], digest=_hash(header, pieces))
     ends = Counter({int(token): rows for token, rows in facts["ends"].items()})
     return stream, Tally(facts["total"], facts["bad"], facts["first"], notes=Counter(facts["notes"]), ends=ends)
 
@@ -203,8 +204,8 @@ def _entry(name: str, count: int, start: int, end: int) -> dict[str, Any]:
     return {"dtype": NAMES[TOKENS[name]], "shape": [count], "data_offsets": [start, end]}
 
 
-def _hash(descriptor: int, size: int, arrays: dict[str, Any], facts: str) -> str:
-    """A hash of the header's content and the arrays, pieces of which are hashed by all cores."""
+def _piece_digests(descriptor: int, size: int) -> bytes:
+    """The digests of the pieces of a file's arrays, which all cores compute."""
     starts = range(0, size, PIECE)
     digests = [b""] * len(starts)
 
@@ -213,7 +214,15 @@ def _hash(descriptor: int, size: int, arrays: dict[str, Any], facts: str) -> str
         digests[number] = sha256(os.pread(descriptor, min(PIECE, size - start), HEADER + start)).digest()
 
     in_parallel(piece, range(len(starts)))
-    return sha256(json.dumps([arrays, facts], sort_keys=True).encode() + b"".join(digests)).hexdigest()
+    return b"".join(digests)
+
+
+def _hash(header: Any, pieces: bytes) -> str:
+    """A hash of arrays, whose pieces have these digests, and of a part of the header that has their sizes.
+
+    Without the facts about rows and the key, it is the digest of the stream, which must not change.
+    """
+    return sha256(json.dumps(header, sort_keys=True).encode() + pieces).hexdigest()
 
 
 def _clean(folder: Path) -> None:

@@ -20,7 +20,7 @@ from rptrain.data.probe import Probe
 from rptrain.data.progress import Report, Watch
 from rptrain.data.sequences import Group, Sequences, build, shuffled
 from rptrain.data.template import encode, load_template
-from rptrain.data.tokens import Document, Stream, gather, tokenized
+from rptrain.data.tokens import Document, Origin, Stream, gather, tokenized
 from rptrain.data.turns import Reasoning
 from rptrain.kernels.batch import IGNORED, Batch
 from rptrain.utils.errors import UserError, describe
@@ -188,6 +188,7 @@ class Tokenizing:
         self._eos_ids: frozenset[int] = getattr(tokenizer, "model_eos_ids", frozenset())  # see `find_tokenizer`
         self.rows, self._counted = Tally(), set[tuple[str, str]]()  # files and their formats
         template = load_template(tokenizer, chat_template) if chat_template or tokenizer.chat_template else None
+        self._template = template
         self._settings = [
             cache.code_hash(),
             cache.tokenizer_hash(tokenizer),
@@ -232,7 +233,7 @@ class Tokenizing:
                 examples = watch.examples(formats.read(file, format, tally))
                 documents = watch.documents(self.documents(examples, tally))
                 found = cache.store(self._folder, key, self._of_whole(file, key, format, documents), tally), tally
-            streams.append(replace(found[0], name=str(file)))
+            streams.append(replace(found[0], name=str(file), origin=self._origin(file, format, found[1])))
             tallies[str(file)] = found[1]
         tally = Tally.joined(tallies)
         tally.judge(max_bad_rows)
@@ -245,6 +246,10 @@ class Tokenizing:
         """The tokens of a file that was tokenized before; None if it was not. Reads the file, for its hash."""
         found = cache.load(self._folder, self._key(file, format))
         return found and (replace(found[0], name=str(file)), found[1])
+
+    def _origin(self, file: Path, format: str, tally: Tally) -> Origin:
+        made = (self._tokenizer, self._template, self._assistant_only_loss)
+        return Origin(file, format, *made, tally, self._folder)
 
     def _key(self, file: Path, format: str) -> str:
         return cache.content_key(file, [format, *self._settings])

@@ -1,7 +1,7 @@
 """Documents laid out in sequences of one length."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -46,6 +46,7 @@ class Sequences:
     unsupervised: Unsupervised  # samples that were left out
     pad_id: int
     content_hash: str  # hash of the tokens, labels and documents
+    hash_of: Callable[[Sequence[str]], str]  # the content hash if the streams had these digests
     not_taken: tuple[str, ...] = ()  # files in the sources' folders that were ignored, as sentences
     rows: Tally = field(default_factory=Tally)  # that were read, and the bad ones, which were left out
 
@@ -109,9 +110,13 @@ def build(
     length = pieces.trimmed.max_length
     order, starts, groups = _layout(streams, pieces, useful, length if packing else None, seed, weights)
     parts = (pieces.begins[order], pieces.lengths[order], starts)
-    digest = sha256(repr((length, pad_id, groups, [stream.digest for stream in streams])).encode())
-    for part in parts:
-        digest.update(part.data)
+
+    def hash_of(digests: Sequence[str]) -> str:
+        digest = sha256(repr((length, pad_id, groups, list(digests))).encode())
+        for part in parts:
+            digest.update(part.data)
+        return digest.hexdigest()
+
     made = Sequences(
         streams=tuple(streams),
         length=length,
@@ -123,7 +128,8 @@ def build(
         trimmed=pieces.trimmed,
         unsupervised=unsupervised,
         pad_id=pad_id,
-        content_hash=digest.hexdigest(),
+        content_hash=hash_of([stream.digest for stream in streams]),
+        hash_of=hash_of,
     )
     log.info("%d samples, %d tokens in %d sequences of %d", len(order), made.tokens, len(made), length)
     return made

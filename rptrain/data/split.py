@@ -46,6 +46,11 @@ def once(sequences: Sequences) -> Sequences:
 
 def select(sequences: Sequences, chosen: np.ndarray) -> Sequences:
     """The chosen sequences; `chosen` is ascending."""
+    hash_of_all = sequences.hash_of  # keeps the index of all sequences in memory, 12 bytes per document
+
+    def hash_of(digests: Sequence[str]) -> str:
+        return _hash_of_chosen(hash_of_all(digests), chosen)
+
     parts = [slice(sequences.starts[index], sequences.starts[index + 1]) for index in chosen.tolist()]
     return replace(
         sequences,
@@ -54,8 +59,13 @@ def select(sequences: Sequences, chosen: np.ndarray) -> Sequences:
         starts=np.cumsum([0, *(len(sequences.lengths[part]) for part in parts)]),
         supervised=sequences.supervised[chosen],
         groups=tuple(selected(sequences.groups, chosen)),
-        content_hash=sha256(sequences.content_hash.encode() + chosen.tobytes()).hexdigest(),
+        content_hash=_hash_of_chosen(sequences.content_hash, chosen),
+        hash_of=hash_of,
     )
+
+
+def _hash_of_chosen(content_hash: str, chosen: np.ndarray) -> str:
+    return sha256(content_hash.encode() + chosen.tobytes()).hexdigest()
 
 
 def selected(groups: Sequence[Group], chosen: np.ndarray) -> list[Group]:

@@ -4,10 +4,12 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rptrain.data.formats import Tally
 from rptrain.data.probe import panics
 from rptrain.utils.liveness import progressed
 
@@ -25,6 +27,19 @@ class Document:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What the tokens of a file were made of, and where they are cached."""
+
+    file: Path
+    format: str  # TrainSet.format
+    tokenizer: Any
+    template: str | None  # the text of the chat template
+    assistant_only_loss: bool
+    tally: Tally  # of the file's rows
+    folder: Path  # of the cache
+
+
+@dataclass(frozen=True)
 class Stream:
     """The documents of a file. The arrays are those of TOKENS."""
 
@@ -34,8 +49,9 @@ class Stream:
     lines: np.ndarray  # [documents], lines in the file
     divisible: np.ndarray  # [documents], whether any part of the document is a sample
     largest: int  # largest token id; -1 without tokens
-    digest: str  # of the arrays
+    digest: str  # of the arrays, by which runs recognize their data: equal in every version of rptrain
     name: str = ""  # the file's
+    origin: Origin | None = None  # of a stream from the cache
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -106,7 +122,9 @@ class Builder:
 
 
 def gather(documents: Iterable[Document], name: str) -> Stream:
-    """A stream in memory, for small data."""
+    """A stream in memory, for small data. Its digest is not that of a file of the cache with the same arrays: no data
+    set is sometimes in the cache and sometimes not, and checkpoints of runs on built-in sets keep their hash.
+    """
     tokens = bytearray()
     builder = Builder(tokens.extend)
     for document in documents:

@@ -1,6 +1,6 @@
 """Resume a run: lock it, check that it would train to the same numbers, and restore its state from a checkpoint."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,9 @@ from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.checkpoint.state import load_state, read_state
+from rptrain.data import earlier
+from rptrain.data.notes import rules
+from rptrain.data.sequences import Sequences
 from rptrain.engine.store import UnitState
 from rptrain.models import registry
 from rptrain.planner.refusals import check_resumable
@@ -47,14 +50,18 @@ class Resume:
     def check(self, job: Job) -> None:
         """UserError if the job cannot be resumed from the checkpoint, or would train to other numbers."""
         state = read_state(self.checkpoint)
+        meta = state["meta"]
         restart = "or start a new run with save.resume=never"
-        if state["meta"].get("data") != job.sequences.content_hash:
-            raise UserError(f"the data differs from what {self.checkpoint} was trained on: restore the data, {restart}")
-        validated = (state["meta"].get("validation") or {}).get("data")
-        if validated and job.validation is not None and validated != job.validation.sequences.content_hash:
+        if not _is_same(meta.get("data"), job.sequences, meta):
+            raise UserError(
+                f"the data differs from what {self.checkpoint} was trained on: "
+                f"{_advice('the data', job.sequences, meta)}, {restart}"
+            )
+        validated = (meta.get("validation") or {}).get("data")
+        if validated and job.validation is not None and not _is_same(validated, job.validation.sequences, meta):
             raise UserError(
                 f"the validation set differs from the one that {self.checkpoint} was evaluated on: "
-                f"restore it, {restart}"
+                f"{_advice('it', job.validation.sequences, meta)}, {restart}"
             )
         if registry.read_config(self.checkpoint / BASE) != job.spec.config:
             raise UserError(
@@ -114,6 +121,25 @@ def restore(
         frozen.check(state["meta"], frozen_units["sha256"])
     frozen.check_carried(state["meta"], (frozen_units or {}).get("carried", {}))
     return path, state
+
+
+def _is_same(saved: str | None, sequences: Sequences, meta: Mapping[str, Any]) -> bool:
+    """Whether a content hash in a checkpoint with this metadata is that of these sequences."""
+    if saved == sequences.content_hash:
+        return True
+    return earlier.is_earlier(meta) and earlier.is_content_hash(saved, sequences)
+
+
+def _advice(restored: str, sequences: Sequences, meta: Mapping[str, Any]) -> str:
+    """What to do about a checkpoint with this metadata that was trained on other sequences than these."""
+    if not earlier.is_earlier(meta):
+        return f"restore {restored}"
+    if changes := rules(sequences.rows.notes):
+        return (
+            f"rptrain now trains some of these rows otherwise ({'; '.join(changes)}). Resume with the version of "
+            f"rptrain that wrote it, restore {restored} if other rows have changed"
+        )
+    return f"restore {restored}, resume with the versions of rptrain, transformers and tokenizers that wrote it"
 
 
 def _check_model(run: RunDir) -> None:

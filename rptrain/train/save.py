@@ -165,7 +165,11 @@ def checkpoint_meta(
 
     `loss` is None if it was not evaluated after that step.
     """
-    meta: dict[str, Any] = {"data": job.sequences.content_hash, "model_dir": str(job.model_dir.absolute())}
+    meta: dict[str, Any] = {
+        "data": job.sequences.content_hash,
+        "data_hash": "arrays",  # what the hashes of data cover; absent: see `data.earlier`
+        "model_dir": str(job.model_dir.absolute()),
+    }
     if job.validation is not None:
         data, best, bad = job.validation.sequences.content_hash, early_stopping.best, early_stopping.bad
         meta["validation"] = {"data": data, "best": best, "bad": bad, "loss": loss}
