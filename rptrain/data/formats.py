@@ -194,7 +194,7 @@ def _noted(fields: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     """The fields of an Example with all notes about its row."""
     notes = fields.pop("notes", set[str]())
     texts = [message["content"] for message in fields.get("messages") or ()] or [fields["text"]]
-    notes |= {key_of("placeholder", tag) for tag in PLACEHOLDERS if any(tag in text for text in texts)}
+    notes |= {key_of("placeholder", tag) for text in texts if "<" in text for tag in PLACEHOLDERS if tag in text}
     if isinstance(row, Converted):
         notes |= {*row.notes}
     return {**fields, "notes": tuple(sorted(notes))}

@@ -25,6 +25,7 @@ ROLES = {
     "function": "tool",
     "observation": "tool",
 }
+USUAL = ("user", "assistant", "system", "developer", "tool")
 NATIVE = ("observation",)  # names of ROLES that some templates read as roles of their own
 # Keys that say whether a message is trained on, and the value that says so.
 FLAGS = {
@@ -38,6 +39,7 @@ FLAGS = {
     "mask": False,  # ShareGPT files for trainers that mask a turn
     "masked": False,  # torchtune's Message
 }
+FLAG_KEYS = frozenset(FLAGS)
 OLDER_FLAGS = ("weight", "train", "training")  # those that rptrain 0.1.0 knew
 # Fields that are part of a conversation, which chat templates may read; other keys are named in a note.
 FIELDS = {
@@ -68,23 +70,27 @@ def messages_of(turns: list[Any], notes: set[str]) -> tuple[list[Message], list[
     """The messages, and whether each is trained on. Adds keys of notes. Raises ValueError for a bad message."""
     messages, learned, flags = list[Message](), list[bool](), set[str]()
     for item in turns:
-        turn = object_of(item)
+        turn = item if isinstance(item, dict) else object_of(item)
         if not isinstance(turn, dict):
             raise ValueError("a message is not an object with `role` and `content`")
         message = _message(turn, notes)
         messages.append(message)
-        if FLAGS.keys().isdisjoint(turn):
+        if FLAG_KEYS.isdisjoint(turn):
             learned.append(message["role"] == "assistant")
             continue
         said = _flags_of(turn, notes)
         flags |= said.keys()
         learned.append(next(iter(said.values()), message["role"] == "assistant"))
-    _check_polarity(flags, messages, learned)
+    if flags:
+        _check_polarity(flags, messages, learned)
     return messages, learned
 
 
 def _message(turn: dict[str, Any], notes: set[str]) -> Message:
     """A message without flags. Keys without a value, as in tables, are left out."""
+    if len(turn) == 2 and isinstance(turn.get("content"), str) and turn.get("role") in USUAL:  # most are
+        text_of(turn, "content")
+        return dict(turn)
     message = {key: value for key, value in turn.items() if value is not None and key not in FLAGS}
     if not FIELDS.issuperset(message):
         _check_others(message, notes)
@@ -103,7 +109,7 @@ def _message(turn: dict[str, Any], notes: set[str]) -> Message:
             raise ValueError(f"the `{text}` of a function_call is not JSON")
         message["content"], message["tool_calls"] = said
         return message
-    if calls := calls_of(message, notes):
+    if ("tool_calls" in message or "function_call" in message) and (calls := calls_of(message, notes)):
         message["tool_calls"] = calls
         message.setdefault("content", "")
     if isinstance(message.get("content"), list):
@@ -146,7 +152,7 @@ def _part(part: Any) -> str:
 def _flags_of(turn: dict[str, Any], notes: set[str]) -> dict[str, bool]:
     """The flags of a message, and whether it is trained on, which is the same for all of them."""
     said = dict[str, bool]()
-    for key in turn.keys() & FLAGS.keys():
+    for key in FLAG_KEYS.intersection(turn):
         if (value := turn[key]) is None:
             continue
         if value not in (0, 1):
