@@ -85,7 +85,7 @@ def _arrow(path: Path, to: BinaryIO) -> Iterator[tuple[Iterator["RecordBatch"], 
 
 
 def _row(batch: "RecordBatch") -> dict[str, Any]:
-    """The only row of a batch. Text that is not UTF-8 is bytes, and a date that Python does not have is text."""
+    """The only row of a batch. Text that is not UTF-8 is bytes, and a time that Python does not have is a number."""
     import pyarrow
 
     row = {}
@@ -95,7 +95,7 @@ def _row(batch: "RecordBatch") -> dict[str, Any]:
         except UnicodeDecodeError:
             (row[name],) = column.cast(_with_bytes(column.type)).to_pylist()
         except (OverflowError, ValueError):
-            (row[name],) = column.cast(pyarrow.string()).to_pylist()
+            (row[name],) = column.view(pyarrow.int64() if column.type.bit_width == 64 else pyarrow.int32()).to_pylist()
     return row
 
 

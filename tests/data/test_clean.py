@@ -116,7 +116,7 @@ def test_tables_keep_all_columns(
     assert read(to).equals(expected) and read(to).schema.metadata[b"made"] == b"by hand"
     found = bad_rows(tmp_path / "good.bad.jsonl")
     assert [(row["line"], row["row"]["text"]) for row in found] == [(1, " "), (4, ""), (7, None)]
-    assert found[0]["row"]["when"].startswith("14") and found[0]["row"]["image"] == "\udcff"
+    assert found[0]["row"]["when"] == 2**62 and found[0]["row"]["image"] == "\udcff"
 
 
 def test_text_of_a_table_that_is_not_utf8(tmp_path: Path) -> None:
