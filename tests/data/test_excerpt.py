@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -154,6 +155,22 @@ def test_files_are_read_again_only_if_they_changed(tmp_path: Path, tokenizer: ob
     assert first.parts is again.parts
     path.write_text(f"{chat(1)}\n{chat(2)}\n")
     assert read(config(path), tokenizer)[0].tally.total == 2
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_row_that_was_fixed_at_once_in_the_same_length(tmp_path: Path, tokenizer: object, replaced: bool) -> None:
+    path, other = tmp_path / "rows.jsonl", tmp_path / "other"
+    path.write_text(f"{chat(1)}\n{chat(2)}\n".replace("messages", "message:"))
+    with pytest.raises(UserError, match="no known data format"):
+        read(config(path), tokenizer)
+    path.write_text(f"{chat(1)}\n{chat(2).replace('messages', 'message:')}\n")
+    assert read(config(path), tokenizer)[0].tally.bad == 1
+    before = path.stat()
+    fixed = other if replaced else path
+    fixed.write_text(f"{chat(1)}\n{chat(2)}\n")
+    os.utime(fixed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    fixed.replace(path)
+    assert path.stat().st_size == before.st_size and read(config(path), tokenizer)[0].tally.bad == 0
 
 
 @pytest.mark.parametrize("val_size", [0.0, 0.25, 3.0])

@@ -256,6 +256,27 @@ def test_checks_of_data_are_not_made_again(folder: Path, monkeypatch: pytest.Mon
     assert planned()[1]["refusals"]
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_plan_says_what_is_in_a_file_now(folder: Path, replaced: bool) -> None:
+    """Also after a change that kept its size and its time."""
+
+    def planned() -> list[dict[str, str]]:
+        return json.loads(tools.invoke("plan", "--config", "run.toml", "--json").stdout)["refusals"]
+
+    path, bad = folder / "rows.jsonl", chats(*["cba"] * 40)
+    (folder / "run.toml").write_text((folder / "run.toml").read_text().replace("builtin:tasks", "rows.jsonl"))
+    path.write_text(bad.replace("messages", "message:", 3).replace("message:", "messages", 1))
+    (refused,) = planned()
+    assert "2 of 40 rows are bad" in refused["message"] and "`rptrain data clean`" in refused["message"]
+    before = path.stat()
+    for text, refusals in ((bad, 0), (bad.replace("messages", "message:", 1), 1)):
+        other = folder / "other" if replaced else path
+        other.write_text(text)
+        os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+        other.replace(path)
+        assert path.stat().st_size == before.st_size and len(planned()) == refusals
+
+
 def test_the_oldest_checks_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_cache, "KEPT", 2)
     for number in range(4):

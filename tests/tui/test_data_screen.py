@@ -40,7 +40,7 @@ def page_of(number: int, first: int, count: int, problems: bool) -> Page:
 def _row(number: int, line: int) -> Row:
     place = f"{SETS[number]}:{line}"
     if line % 5 == 0:
-        return Row(place, 0, (), "has no [b]messages\x1b")
+        return Row(place, 0, (), "has no [b]messages\x1b", '{"text\x1b": [b]5}')
     return Row(place, 12, (TextPart(f"question {line}", False), TextPart("answer", True)), "")
 
 
@@ -70,6 +70,7 @@ async def test_pages_problems_and_sets(make: Made, helper: Scripted, size: tuple
         await press_until(pilot, "pageup", lambda: shows("6-10 of 12"))
         assert len(helper.asked) == asked + 1, "nothing comes after the last page"
         await press_until(pilot, "b", lambda: shows("chats.jsonl:5  ✗ has no [b]messages␛", "1-2 of 2 with problems"))
+        assert shows('{"text␛": [b]5}')
         await press_until(
             pilot, "d", lambda: shows("2 of 2: more␛.jsonl", "the first 12 rows read", "3 samples repeat earlier ones")
         )

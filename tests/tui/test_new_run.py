@@ -298,6 +298,26 @@ async def test_a_run_that_would_be_refused_is_not_called_fitting(make: Made, hel
         assert "✗ my␛.jsonl: no such data" in text  # in the field itself, too
 
 
+@driven
+async def test_a_file_that_is_fixed_is_planned_again(make: Made, helper: Scripted, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("rptrain.tui.screens.new_run.WATCH_AFTER", 0.05)
+    data = tmp_path / "chats.jsonl"
+    data.write_text("{bad}")
+    (tmp_path / "c.toml").write_text('[model]\npath = "tiny-tasks"\n[[data.train]]\npath = "chats.jsonl"\n')
+    refused = planned()
+    refused.report.update(fits=False, refusals=[{"key": "data.train.0.path", "message": "1 of 1 rows are bad"}])
+    helper.answers[heavy.plan] = refused
+    async with make(config=tmp_path / "c.toml").run_test(size=(120, 36)) as pilot:
+        await until(pilot, lambda: "✗ cannot start" in screen_text(pilot.app))
+        plans = [given[0] for given in helper.asked].count(heavy.plan)
+        helper.answers[heavy.plan] = planned()
+        await pilot.pause(0.3)
+        assert [given[0] for given in helper.asked].count(heavy.plan) == plans, "nothing was changed"
+        data.write_text("{fix}")
+        await ready(pilot)
+        assert "cannot start" not in screen_text(pilot.app)
+
+
 @pytest.mark.parametrize(
     ("fixed", "parts"),
     [
