@@ -16,7 +16,8 @@ from rptrain.utils.units import format_duration, format_speed
 
 PAUSE = 0.25  # seconds between two reports
 FIRST = 1.0  # seconds of measurements before there is a rate
-WINDOW = 10.0  # seconds over which the rate is measured
+WINDOW = 10.0  # seconds over which the rate is measured, or more:
+ROWS = 4096  # rows over which it is measured at least, because many are finished at once
 
 _LINE = re.compile(r"reading .+: [\d,]+ rows?(?:, |$)")  # see `Reading.sentence`
 _PERCENT = re.compile(r", (\d{1,3})%(?:, |$)")
@@ -52,7 +53,7 @@ class Reading:
     files: int
     rows: int  # of this file
     seconds: float  # spent on this file
-    rate: float | None  # rows per second, over the last WINDOW seconds
+    rate: float | None  # rows per second, lately
     share: float | None  # of the bytes of all files, at least; None if it is unknown
     left: float | None  # seconds until all files are read, as far as is known
     done: bool = False  # this file was read to its end
@@ -188,9 +189,12 @@ class Watch:
         return share if share is None or share < 1 else None  # the number of rows was estimated too low
 
     def _add(self, sample: _Sample) -> None:
-        self._samples.append(sample)
-        while len(self._samples) > 2 and sample.time - self._samples[1].time >= WINDOW:
-            self._samples.popleft()
+        samples = self._samples
+        if samples and samples[-1].rows == sample.rows and samples[-1].nbytes == sample.nbytes:
+            return
+        samples.append(sample)
+        while len(samples) > 2 and sample.time - samples[1].time >= WINDOW and sample.rows - samples[1].rows >= ROWS:
+            samples.popleft()
 
     def _rate(self, now: float) -> float | None:
         if not self._samples or now - self._samples[0].time < FIRST:
@@ -200,14 +204,12 @@ class Watch:
 
     def _left(self, now: float, all_sizes: int) -> float | None:
         """The seconds that the bytes which are left take, at the pace of those before."""
-        known = [(sample.time, sample.nbytes) for sample in self._samples if sample.nbytes is not None]
-        if not known:
+        first = next((one for one in self._samples if one.nbytes is not None), None)
+        last = next((one for one in reversed(self._samples) if one.nbytes is not None), None)
+        if first is None or last is None or now - first.time < FIRST:
             return None
-        (began, first), (ended, last) = known[0], known[-1]
-        if ended - began < FIRST or last <= first:
-            return None
-        left = (all_sizes - last) * (ended - began) / (last - first) - (now - ended)
-        return left if left > 0 else None
+        begin, end = first.nbytes or 0, last.nbytes or 0
+        return (all_sizes - end) * (now - first.time) / (end - begin) if begin < end < all_sizes else None
 
 
 def _size(file: Path) -> int:
