@@ -14,16 +14,15 @@ from typing import Any
 
 from rptrain.data.chat import Message
 
-FREE = range(0xE000, 0xF900)  # private-use characters, one of which begins and ends marks
-NUMBERS = range(71, 99)  # beginnings of the numbers that stand for numbers
+# Marks are numbers: no filter for letters or escapes changes them, and they stand for numbers, too.
+BEGINNINGS = tuple(f"9{number:03d}7{number:03d}1" for number in range(1000))
+DIGITS = 5  # of a mark after its beginning
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of a thought, in templates and in data
 # The tags around a thought in a content, in the form of each family of templates.
 TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 # What templates look for in contents: tags, tokens, and commands such as "/no_think".
 TESTED = re.compile(r"<[^<>\s]{2,}>|\[/?[A-Z_]{3,}\]|/[a-z_]{4,}")
 QUOTED = re.compile(r"""'((?:[^'\\\n]|\\.)*)'|"((?:[^"\\\n]|\\.)*)\"""")
-
-NO_CHARACTER = "it uses all characters of Unicode's private use area; one must be free to serve as a marker"
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Field:
 
     turn: int
     name: str  # as an error names it
-    value: str | int | float
+    value: str | float
     mark: str  # as a template writes it
     thought: bool = False
     lead: tuple[str, ...] = ()  # spaces and tags before it, since the text before in the same content
@@ -73,7 +72,7 @@ def tested_texts(template: str) -> tuple[str, ...]:
 def mark(messages: list[Message], tools: Any, template: str, *, calls: bool = True) -> Marked:
     """The conversation with marks. `calls`: also in names and arguments of calls.
 
-    Raises ValueError if the conversation leaves no character free for marks.
+    Raises ValueError if the conversation leaves no number free for marks.
     """
     return _Marker(messages, tools, template).marked(calls)
 
@@ -81,16 +80,12 @@ def mark(messages: list[Message], tools: Any, template: str, *, calls: bool = Tr
 class _Marker:
     def __init__(self, messages: list[Message], tools: Any, template: str):
         self._messages = messages
-        said = json.dumps([messages, tools], ensure_ascii=False, default=str)
-        used = set(said) | set(template)
-        code = next((code for code in FREE if chr(code) not in used), None)
-        if code is None:
-            raise ValueError(NO_CHARACTER)
-        self._character = chr(code)
-        digits = said + template
-        self._number = next((str(number) for number in NUMBERS if str(number) * 3 not in digits), None)
-        text = f"{self._character}\\d+{self._character}"
-        self._pattern = re.compile(text if self._number is None else f"{text}|{self._number * 3}\\d{{5}}")
+        used = json.dumps([messages, tools], default=str) + template
+        beginning = next((text for text in BEGINNINGS if text not in used), None)
+        if beginning is None:
+            raise ValueError("it has too many numbers: none is left to mark its texts")
+        self._beginning = beginning
+        self._pattern = re.compile(f"{beginning}[0-9]{{{DIGITS}}}")
         self._tested = re.compile("(" + "|".join(map(re.escape, tested_texts(template))) + ")")
         self._fields = list[Field]()
 
@@ -137,8 +132,8 @@ class _Marker:
         before, _, after = text.partition(core)
         return before + self._add(turn, name, core, thought) + after
 
-    def _add(self, turn: int, name: str, value: str, thought: bool = False) -> str:
-        text = f"{self._character}{len(self._fields)}{self._character}"
+    def _add(self, turn: int, name: str, value: str | float, thought: bool = False) -> str:
+        text = f"{self._beginning}{len(self._fields):0{DIGITS}d}"
         self._fields.append(Field(turn, name, value, text, thought))
         return text
 
@@ -158,10 +153,8 @@ class _Marker:
             return [self._leaves(turn, call, f"{path}[{place}]", leaf) for place, leaf in enumerate(value)]
         if isinstance(value, str) and value.strip():
             return self._add(turn, name, value)
-        if isinstance(value, int | float) and not isinstance(value, bool) and self._number is not None:
-            text = f"{self._number * 3}{len(self._fields):05d}"
-            self._fields.append(Field(turn, name, value, text))
-            return int(text)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return int(self._add(turn, name, value))
         return value  # booleans and nulls have no unmistakable form
 
 

@@ -36,6 +36,10 @@ NOTES = {
         "{rows}: the chat template ends replies with {details}, which is not a token of the vocabulary: the model "
         "learns it as several tokens and does not stop there"
     ),
+    "start": Note(
+        "",
+        "a reply begins after as much of the generation prompt as the chat template writes, not with its text",
+    ),
     "date": Note("", "dates have the format that the chat template asks for"),
     "bos": Note("{rows}: begin with two BOS tokens, of which one is removed", "a second BOS token is removed"),
     "unknown_role": Note("{rows}: roles that only some chat templates have, and that are not trained on: {details}"),

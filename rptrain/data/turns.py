@@ -10,8 +10,9 @@ decide, by renderings of its beginning.
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rptrain.data.chat import Message
 from rptrain.data.marks import TAGS, TESTED, THOUGHTS, Field, Marked, align, around, mark
@@ -23,7 +24,7 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 DATE_FORMAT = re.compile(r"""strftime_now\(\s*["']([^"']*)""")
 DATES = ("%Y-%m-%d", "%d %b %Y")  # the formats in which rptrain 0.1.0 wrote the date rightly
 HELP = "give a `data.chat_template` that does, or set `data.assistant_only_loss = false`"
-NOT_ASKING = ("assistant", "system", "developer")  # roles whose opening token never ends the turn before
+NOT_ASKING = ("system", "developer")  # roles whose opening token never ends the turn before
 PROBE = "?"
 PROBE_TOOL = {
     "type": "function",
@@ -108,6 +109,11 @@ def reads_thoughts(template: str) -> bool:
     return any(re.search(rf"""\.{name}\b|["']{name}["']""", template) for name in THOUGHTS)
 
 
+def _opened(before: str, openings: Sequence[str]) -> int | None:
+    """The end of the first of these openings that is in what the template writes before a turn."""
+    return next((at + len(text) for text in openings if (at := before.rfind(text)) >= 0), None)
+
+
 class _Variant:
     """A template for conversations with or without tools, and what it writes around a turn of the assistant."""
 
@@ -118,10 +124,20 @@ class _Variant:
         self.marks_generation = GENERATION.search(self.text) is not None
 
     def apply(self, messages: list[Message], tools: Tools, *, prompt: bool = False) -> str:
-        return self._applier.apply(self.text, messages, tools, prompt=prompt)
+        return self._applier.apply(self.text, messages, tools or self._no_tools, prompt=prompt)
 
     def generated(self, messages: list[Message], tools: Tools) -> list[Span]:
-        return self._applier.generated(self.text, messages, tools)
+        return self._applier.generated(self.text, messages, tools or self._no_tools)
+
+    @cached_property
+    def _no_tools(self) -> Tools:
+        """What stands for no tools: an empty list if the template needs one, as templates for tools do."""
+        question: list[Message] = [{"role": "user", "content": PROBE}]
+        for none in (None, list[dict[str, Any]]()):
+            with suppress(UserError):
+                self._applier.apply(self.text, question, none)
+                return none
+        return None
 
     def check_tools(self, messages: list[Message], tools: Tools) -> None:
         """Raises ValueError if the template ignores tools, as most templates without support for tools do."""
@@ -133,20 +149,56 @@ class _Variant:
     @cached_property
     def prompt(self) -> str:
         """The generation prompt after a question; empty if there is none, or if the template needs more messages."""
-        question: list[Message] = [{"role": "user", "content": PROBE}]
-        try:
-            without = self.apply(question, self._tools)
-            prompted = self.apply(question, self._tools, prompt=True)
-        except UserError:
-            return ""
-        return prompted[len(without) :] if prompted.startswith(without) else ""
+        without, prompted = self._probed(1), self._probed(1, prompt=True)
+        return self._rest(prompted[0], without[0]) if without and prompted else ""
 
     @cached_property
     def opening(self) -> str | None:
         """What the template writes before a turn: the generation prompt, or what takes its place; None: unknown."""
-        if self.prompt or self._around is None:
+        without, answered = self._probed(1), self._probed(2)
+        if self.prompt or without is None or answered is None:
             return self.prompt or None
-        return self._around[0]
+        return self._rest(answered[0], without[0])
+
+    @cached_property
+    def tail(self) -> str | None:
+        """What the template writes after the text of a last turn; None if that is unknown."""
+        answered = self._probed(2)
+        return None if answered is None else answered[1]
+
+    def _probed(self, count: int, *, prompt: bool = False) -> tuple[str, ...] | None:
+        """What the template writes after each text of a question, or of a question and an answer; None: it refuses."""
+        answer: list[Message] = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
+        marked = mark(answer, None, self.text)
+        try:
+            rendered = self.apply(marked.messages[:count], self._tools, prompt=prompt)
+        except UserError:
+            return None
+        _, *after = marked.pattern.split(rendered)
+        return tuple(after) if len(after) == count else None
+
+    def _rest(self, text: str, other: str) -> str:
+        """A text without the pieces at its beginning that the other begins with, too."""
+        pieces, others = self._pieces(text), self._pieces(other)
+        alike = next((n for n, (one, two) in enumerate(zip(pieces, others, strict=False)) if one != two), None)
+        return "".join(pieces[min(len(pieces), len(others)) if alike is None else alike :])
+
+    def _pieces(self, text: str) -> list[str]:
+        """The tokens, tags, line breaks and words that a text consists of."""
+        special = [re.escape(token) for token in self.template.special]
+        return re.findall("|".join([*special, TESTED.pattern, "\n", r"[^\n<\[]+", "."]), text)
+
+    @cached_property
+    def openings(self) -> tuple[str, ...]:
+        """The beginnings of `opening`, the longest first: turns may lack its end, such as the tag of a thought."""
+        pieces = self._pieces(self.opening or "")
+        return tuple("".join(pieces[:count]) for count in range(len(pieces) - 1, 0, -1))
+
+    @cached_property
+    def opener(self) -> str:
+        """The special token that a turn begins with; empty without one."""
+        opening = (self.opening or "").lstrip()
+        return next((token for token in self.template.special if opening.startswith(token)), "")
 
     @property
     def tail(self) -> str | None:
@@ -252,15 +304,27 @@ class Conversation:
         if self._messages[turn]["role"] == "assistant" and (opening := self._variant.opening) is not None:
             if begin is not None and places is not None and self._layout is not None and opening:
                 before = self._layout.before(places[0])
-                if (at := before.rfind(opening)) >= 0:
-                    return begin - len(before) + at + len(opening)
+                if (at := _opened(before, (opening,))) is not None:
+                    return begin - len(before) + at
             if turn > 0 and (until := self._until(turn, prompt=True)) is not None:
                 until += "" if self._variant.prompt else opening
                 if self.text.startswith(until):
                     return len(until)
         if begin is None or places is None or self._layout is None:
             raise ValueError(f"the chat template does not show where turn {turn + 1} begins: {HELP}")
-        for part in reversed(self._layout.places[places[0]].field.lead):
+        text = self._text_start(begin, places[0])
+        if self._messages[turn]["role"] == "assistant":
+            before = self._layout.before(places[0])
+            opened = _opened(before, self._variant.openings)
+            if opened is not None and (start := begin - len(before) + opened) < text:
+                self.notes.add(key_of("start"))
+                return start
+        return text
+
+    def _text_start(self, begin: int, place: int) -> int:
+        """Where the text of a turn begins, with the tags and spaces before its first part."""
+        assert self._layout is not None
+        for part in reversed(self._layout.places[place].field.lead):
             if not self.text.endswith(part, 0, begin):
                 break
             begin -= len(part)
@@ -279,6 +343,8 @@ class Conversation:
         content = 0 if places is None or self._layout is None else self._layout.places[places[1]].end
         trimmed = self._trimmed(whole)
         tail = self._variant.tail
+        if (opener := self._variant.opener) and places is not None and opener in self.text[content:trimmed]:
+            raise ValueError(f"the chat template writes the beginning of another turn after turn {turn + 1}: {HELP}")
         self.ended = trimmed > content and bool(tail is None or tail.strip())
         if self.ended:
             if tail is not None and not self.text[:trimmed].endswith(self._special) and TESTED.fullmatch(tail.strip()):
@@ -293,11 +359,12 @@ class Conversation:
 
     def _with_following(self, turn: int, end: int) -> int:
         """The end of a turn without an end token: after the token that follows, if it ends answers of the model."""
-        if turn + 1 < len(self._messages) and self._messages[turn + 1]["role"] not in NOT_ASKING:
-            for token in self._variant.template.eos:
-                if self.text.startswith(token, end):
-                    self.notes.add(key_of("end_token"))
-                    return end + len(token)
+        following = self._messages[turn + 1]["role"] if turn + 1 < len(self._messages) else ""
+        for token in self._variant.template.eos:
+            opens = following in NOT_ASKING or (following == "assistant" and token == self._variant.opener)
+            if following and not opens and self.text.startswith(token, end):
+                self.notes.add(key_of("end_token"))
+                return end + len(token)
         return end
 
     def _whole_end(self, turn: int, places: Span | None) -> int:
@@ -340,6 +407,8 @@ class Conversation:
         """The length of the end of a turn that ends with another token than it does as the last."""
         ending = next((token for token in self._special if tail.rstrip().endswith(token)), "")
         before = tail.rstrip().removesuffix(ending)
+        if after.startswith(before) and before.rstrip().endswith(self._special):
+            return len(before.rstrip())  # what follows it in the last turn only is the end of the text
         rest = after.removeprefix(before)
         spaces = len(rest) - len(rest.lstrip())
         token = next((token for token in self._special if rest.startswith(token, spaces)), None)

@@ -130,18 +130,17 @@ def test_end_tokens_that_differ_by_place(tokenizer):
 
 
 def test_no_text_moves_what_is_learned(tokenizer):
-    """A learned question is found by a mark in its place, which a text may hold as well."""
-    for earlier in ("plain", "\ue000 private", "\ue000\ue001\ue002"):
+    """A text is found by a mark in its place, which a text may hold as well."""
+    for earlier in ("plain", marks.BEGINNINGS[0], f"{marks.BEGINNINGS[0]}00001 {marks.BEGINNINGS[1]}00002"):
         said = [("user", earlier), ("assistant", "ok"), ("user", "learn me"), ("assistant", "A")]
         messages = [{"role": role, "content": text} for role, text in said]
         example = Example("f", 1, messages=messages, learned=(False, False, True, False))
         (document,) = encode([example], tokenizer)
         assert supervised_texts(document, tokenizer) == ["learn me<|im_end|>"]
-    messages[0]["content"] = "".join(map(chr, marks.FREE))
-    with pytest.raises(UserError, match="all characters of Unicode's private use area"):
-        tally = Tally(1)
-        list(encode([example], tokenizer, tally=tally))
-        tally.judge(0.01)
+    messages[0]["content"] = " ".join(marks.BEGINNINGS)
+    tally = Tally(1)
+    assert not list(encode([example], tokenizer, tally=tally))
+    assert "none is left to mark its texts" in tally.first[0]
 
 
 def test_without_assistant_only_loss_everything_is_supervised(tokenizer):
