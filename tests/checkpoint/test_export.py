@@ -133,6 +133,7 @@ def test_generate_of_transformers_stops_on_the_ends_of_replies(spec, states, mod
     units, meta = states.make(spec, torch.float32), {"model_dir": str(model_dir)}
     if generation is not None:
         (model_dir / "generation_config.json").write_text(generation)
+    (tmp_path / "run").mkdir()
     save_state(tmp_path / "run/checkpoints", units, step=1, meta=meta)
     endless = stopped(export(tmp_path / "run", tmp_path / "endless"))
     end = endless[3]
