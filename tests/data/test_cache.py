@@ -132,10 +132,10 @@ def test_what_tokens_depend_on_is_in_the_key(folder, tokenizer, reads, monkeypat
     go(folder, tokenizer, "moved.jsonl", chat_template="{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
     with (folder / "moved.jsonl").open("a") as file:
         file.write(row(151))
-    go(folder, tokenizer, "moved.jsonl")
+    before = go(folder, tokenizer, "moved.jsonl").content_hash
     assert len(reads) == 4
     monkeypatch.setattr(cache, "code_hash", lambda: "another version")
-    go(folder, tokenizer, "moved.jsonl")
+    assert go(folder, tokenizer, "moved.jsonl").content_hash == before, "the tokens are the same"
     other = load_tokenizer_like(tokenizer)
     go(folder, other, "moved.jsonl")
     assert len(reads) == 6

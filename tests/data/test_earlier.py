@@ -14,7 +14,7 @@ from rptrain.data.earlier import is_content_hash
 from rptrain.data.formats import Tally
 from rptrain.data.pieces import piece
 from rptrain.data.sequences import build
-from rptrain.data.split import split
+from rptrain.data.split import once, split
 from rptrain.data.tokens import TOKENS, Document, Origin, gather
 
 TOKENIZER = SimpleNamespace(
@@ -88,7 +88,7 @@ def leave(file, stream, facts, digest):
 def test_hashes_are_computed(tmp_path):
     whole = sequences(tmp_path)
     trained, held_out = split(whole, 0.2, 3)
-    assert is_content_hash(WHOLE, whole)
+    assert is_content_hash(WHOLE, whole) and is_content_hash(WHOLE, once(whole)), "weights are not those of the set"
     assert is_content_hash(TRAINED, trained) and is_content_hash(HELD_OUT, held_out)
     assert not is_content_hash(HELD_OUT, trained) and not is_content_hash(None, whole)
 

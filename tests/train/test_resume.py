@@ -1,0 +1,127 @@
+"""Runs that earlier versions began, with other hashes of their data in the checkpoints."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rptrain.data.datasets
+from rptrain.checkpoint.state import read_state
+from rptrain.data import cache, earlier
+from rptrain.data.notes import NOTES, Note, key_of
+from rptrain.data.sequences import Sequences
+from rptrain.runs import events
+from rptrain.runs.run_dir import RunDir
+from rptrain.train import trainer
+from rptrain.utils.errors import UserError
+
+from .. import run_tools as tools
+
+SETTINGS = ("train.max_steps=2", "save.save_steps=1", "train.micro_batch_size=4", "train.global_batch_size=8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tools.write_model(tmp_path / "model")
+    write(tmp_path / "chats.jsonl", range(40))
+    write(tmp_path / "val.jsonl", range(3))
+    return tmp_path
+
+
+def write(file: Path, numbers: Sequence[int]) -> None:
+    rows = ([("user", f"{number} + 1"), ("assistant", f"{number + 1}")] for number in numbers)
+    said = ([{"role": role, "content": content} for role, content in row] for row in rows)
+    file.write_text("".join(json.dumps({"messages": row}) + "\n" for row in said))
+
+
+def go(folder: Path, *overrides: str) -> RunDir:
+    files = f'data.train=[{{path="{folder}/chats.jsonl"}}]', f'data.cache_dir="{folder}/kept"'
+    return tools.train_here(folder, *files, *SETTINGS, *overrides)
+
+
+def interrupt(run: RunDir) -> None:
+    """Leave what the run was after its first step."""
+    run.events_path.write_text("".join(run.events_path.read_text().splitlines(keepends=True)[:-1]))
+    (run.checkpoint_path(2) / "complete.json").unlink()
+
+
+@pytest.fixture
+def begin_earlier(monkeypatch: pytest.MonkeyPatch):
+    """Begins runs whose checkpoints have the metadata that an earlier version wrote."""
+
+    def earlier_hash(sequences: Sequences) -> str:
+        files = [earlier._File(one, one.origin) for one in sequences.streams if one.origin]
+        return sequences.hash_of([file.computed(earlier.CODE[0]) for file in files])
+
+    def earlier_meta(job: Any, *arguments: Any) -> dict[str, Any]:
+        meta = make_meta(job, *arguments)
+        assert meta.pop("data_hash") == "arrays"
+        meta["data"] = earlier_hash(job.sequences)
+        meta["validation"]["data"] = earlier_hash(job.validation.sequences)
+        return meta
+
+    def begin(folder: Path, *overrides: str) -> RunDir:
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer, "checkpoint_meta", earlier_meta)
+            run = go(folder, *overrides)
+        interrupt(run)
+        return run
+
+    make_meta = trainer.checkpoint_meta
+    return begin
+
+
+def test_a_run_that_an_earlier_version_began(folder, begin_earlier):
+    """It ends as one of this version, and its next checkpoint has the hash of this version."""
+    held_out = "data.val_size=0.3"
+    expected = go(folder, held_out, "log.run_name=undisturbed")
+    began = begin_earlier(folder, held_out)
+    saved = read_state(began.checkpoint_path(1))["meta"]
+    run = go(folder, held_out)
+    assert run.path == began.path and [event.step for event in tools.events(run, events.Resumed)] == [1]
+    assert tools.steps(run) == tools.steps(expected) and tools.state(run) == tools.state(expected)
+    assert read_state(run.checkpoint_path(2))["meta"]["data"] != saved["data"]
+
+
+def test_data_that_changed_after_an_earlier_version_began_the_run(folder, begin_earlier, monkeypatch):
+    val = f'data.val=[{{path="{folder}/val.jsonl"}}]'
+    run = begin_earlier(folder, val)
+    write(folder / "chats.jsonl", range(41))
+    versions = "resume with the versions of rptrain, transformers and tokenizers that wrote it, or start"
+    with pytest.raises(UserError, match=rf"the data differs from \S+ {run.checkpoint_path(1)} .*the data, {versions}"):
+        go(folder, val)
+    write(folder / "chats.jsonl", range(40))
+    write(folder / "val.jsonl", range(4))
+    with pytest.raises(UserError, match=f"validation set differs from .*: restore it, {versions}"):
+        go(folder, val)
+    prepare = rptrain.data.datasets.prepare
+
+    def noting(**settings: Any) -> Sequences:
+        sequences = prepare(**settings)
+        return replace(sequences, rows=replace(sequences.rows, notes=Counter({key_of("ignored_key", "loss"): 3})))
+
+    monkeypatch.setattr(rptrain.data.datasets, "prepare", noting)
+    monkeypatch.setitem(NOTES, "ignored_key", Note("{rows}: {details}", rule="keys of messages are read"))
+    rule = r"rptrain now trains some of these rows otherwise \(keys of messages are read\)\. Resume with the version"
+    with pytest.raises(UserError, match=f"validation set differs from .*{rule}"):
+        go(folder, val)
+    write(folder / "chats.jsonl", range(41))
+    with pytest.raises(UserError, match=f"the data differs from .*{rule}.*, or start a new run with save.resume=never"):
+        go(folder, val)
+
+
+def test_code_and_data_that_changed_after_this_version_began_the_run(folder, monkeypatch):
+    """The code does not matter. Of changed data, earlier hashes are not looked for, and no other version is named."""
+    run = go(folder)
+    interrupt(run)
+    monkeypatch.setattr(earlier, "is_content_hash", None)
+    monkeypatch.setattr(cache, "code_hash", lambda: "newer")
+    write(folder / "chats.jsonl", range(41))
+    with pytest.raises(UserError, match=r"restore the data, or start a new run with save\.resume=never"):
+        go(folder)
+    write(folder / "chats.jsonl", range(40))
+    assert [event.step for event in tools.events(go(folder), events.Resumed)] == [1]
