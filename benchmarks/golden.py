@@ -1,9 +1,9 @@
 """Compare the training runs of this tree with those of another commit, to the bit.
 
 python -m benchmarks.golden COMMIT [CASE...] [--devices cpu:2]: trains each case twice, with the installed rptrain and
-with COMMIT's from a temporary directory, and compares losses, gradient norms, exported weights and checkpoints. Prints
-a line per case. Exits with status 1 if a case differs. Hashes depend on the CPU and on torch's version: do not keep
-them.
+with COMMIT's from a temporary directory, and compares losses, gradient norms, exported weights and checkpoints. In the
+case "resume", COMMIT's rptrain begins a run and is stopped, and the installed one resumes it. Prints a line per case.
+Exits with status 1 if a case differs. Hashes depend on the CPU and on torch's version: do not keep them.
 """
 
 import argparse
@@ -11,8 +11,10 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,9 +22,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from rptrain.data.tasks import questions
+
 ROOT = Path(__file__).resolve().parent.parent
 PRESET = ROOT / "models" / "presets" / "tiny-tasks"
 STEPS = 60
+SAVED = 20  # steps between checkpoints
+CHATS = 400
+PATIENCE = 1800  # seconds until a run that is to be stopped has a checkpoint
 CONFIG = f"""
 [model]
 path = "tied"
@@ -45,7 +52,7 @@ learning_rate = 2e-3
 weight_decay = 0.1
 
 [save]
-save_steps = 20
+save_steps = {SAVED}
 resume = "never"
 """
 MOE = {
@@ -61,6 +68,8 @@ MOE = {
 MODELS: dict[str, dict[str, Any]] = {"tied": {}, "untied": {"tie_word_embeddings": False}, "moe": MOE}
 # Keys of the config that a case sets. Adapters are trained on what the case "async" left of the base commit.
 LORA = ("model.path=trained", "model.init=auto", "train.method=lora", "lora.r=4")
+FILES = ('data.train=[{path="chats.jsonl"}]', "data.max_length=48", "data.val_size=0.1", "train.eval_steps=10")
+RESUMED = "resume"
 CASES: dict[str, tuple[str, ...]] = {
     "async": (),
     "sync": ("optim.update=sync",),
@@ -73,6 +82,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "freeze": ('train.freeze=["model.embed_tokens.weight", "*.mlp.*"]',),
     "lora": LORA,
     "nf4": (*LORA, "model.dtype=bfloat16", "lora.base=nf4"),
+    "files": FILES,
+    RESUMED: FILES,
 }
 
 
@@ -91,11 +102,15 @@ def main() -> int:
         folder = Path(name)
         package = unpack(given.commit, folder / "package")
         write_models(folder)
-        trained = train(folder, "trained", CASES["async"], given.devices, package)
-        shutil.move(trained / "model", folder / "trained")
+        write_chats(folder)
+        cases = given.cases or list(CASES)
+        if any(LORA[0] in CASES[case] for case in cases):
+            trained = train(folder, "trained", CASES["async"], given.devices, package)
+            shutil.move(trained / "model", folder / "trained")
         differ = False
-        for case in given.cases or CASES:
-            base = outcome(train(folder, f"{case}-base", CASES[case], given.devices, package))
+        for case in cases:
+            begin = resume if case == RESUMED else train
+            base = outcome(begin(folder, f"{case}-base", CASES[case], given.devices, package))
             head = outcome(train(folder, f"{case}-head", CASES[case], given.devices, None))
             found = difference(base, head)
             differ |= found is not None
@@ -123,8 +138,46 @@ def write_models(folder: Path) -> None:
     (folder / "golden.toml").write_text(CONFIG)
 
 
+def write_chats(folder: Path) -> None:
+    """Write a data file of chats of one to three turns, several of which fit a sequence."""
+    asked = iter(questions("train", 3 * CHATS))
+    chats = [[message for _ in range(1 + number % 3) for message in next(asked).messages] for number in range(CHATS)]
+    (folder / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+
+
 def train(folder: Path, name: str, overrides: tuple[str, ...], devices: str, package: Path | None) -> Path:
     """Train in a process of its own, with the installed rptrain or with the one in `package`. Returns the run."""
+    process = start(folder, name, overrides, devices, package)
+    check(process, name, 0)
+    return folder / "runs" / name
+
+
+def resume(folder: Path, name: str, overrides: tuple[str, ...], devices: str, package: Path) -> Path:
+    """Stop a run of the rptrain in `package` after its first checkpoint, and resume it with the installed one.
+
+    Returns the run, without the checkpoint that the stop saved.
+    """
+    run = folder / "runs" / name
+    process = start(folder, name, overrides, devices, package)
+    end = time.monotonic() + PATIENCE
+    while process.poll() is None and not (run / f"checkpoints/checkpoint-{SAVED}").exists():
+        if time.monotonic() > end:
+            process.kill()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    check(process, name, 130)
+    train(folder, name, (*overrides, "save.resume=auto"), devices, None)
+    events = list(map(json.loads, (run / "events.jsonl").read_text().splitlines()))
+    (step,) = [event["step"] for event in events if event["event"] == "resumed"]
+    if step % SAVED:
+        shutil.rmtree(run / f"checkpoints/checkpoint-{step}")
+    return run
+
+
+def start(
+    folder: Path, name: str, overrides: tuple[str, ...], devices: str, package: Path | None
+) -> subprocess.Popen[str]:
+    """Start a run. Each rptrain has a token cache of its own."""
     environment = os.environ | ({"PYTHONPATH": str(package)} if package else {})
     python = [sys.executable, "-P"]
     code = "import rptrain, rptrain.models; print(rptrain.__file__, rptrain.models.__file__, sep='\\n')"
@@ -133,10 +186,16 @@ def train(folder: Path, name: str, overrides: tuple[str, ...], devices: str, pac
     if not all(Path(file).is_relative_to(package or ROOT) for file in files.splitlines()):
         raise SystemExit(f"Python imports rptrain from {files.split()[0]} instead of {package or ROOT}")
     command = [*python, "-m", "rptrain", "--config", "golden.toml", f"log.run_name={name}", f"engine.devices={devices}"]
-    done = subprocess.run([*command, *overrides], cwd=folder, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name}: exit status {done.returncode}\n{done.stderr}")
-    return folder / "runs" / name
+    command += [f"data.cache_dir=tokens-{'base' if package else 'head'}", *overrides]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)
+
+
+def check(process: subprocess.Popen[str], name: str, expected: int) -> None:
+    """Wait for the end of a run. SystemExit if it has another exit status."""
+    _, errors = process.communicate()
+    if process.returncode != expected:
+        raise SystemExit(f"{name}: exit status {process.returncode} instead of {expected}\n{errors}")
 
 
 def outcome(run: Path) -> dict[str, str]:
