@@ -200,24 +200,6 @@ class _Variant:
         opening = (self.opening or "").lstrip()
         return next((token for token in self.template.special if opening.startswith(token)), "")
 
-    @property
-    def tail(self) -> str | None:
-        """What the template writes after the text of a last turn; None if that is unknown."""
-        return None if self._around is None else self._around[1]
-
-    @cached_property
-    def _around(self) -> tuple[str, str] | None:
-        """What the template writes before and after the text of a last turn; None if that is unknown."""
-        answer: list[Message] = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
-        marked = mark(answer, None, self.text)
-        try:
-            rendered = self.apply(marked.messages, self._tools)
-            question = self.apply(marked.messages[:1], self._tools)
-        except UserError:
-            return None
-        before, found, tail = rendered.partition(marked.fields[-1].mark)
-        return (before.removeprefix(question), tail) if found and before.startswith(question) else None
-
 
 class Conversation:
     """A rendered conversation. `text` is what the template writes."""
@@ -343,7 +325,7 @@ class Conversation:
         content = 0 if places is None or self._layout is None else self._layout.places[places[1]].end
         trimmed = self._trimmed(whole)
         tail = self._variant.tail
-        if (opener := self._variant.opener) and places is not None and opener in self.text[content:trimmed]:
+        if places is not None and self._goes_on(self.text[content:trimmed]):
             raise ValueError(f"the chat template writes the beginning of another turn after turn {turn + 1}: {HELP}")
         self.ended = trimmed > content and bool(tail is None or tail.strip())
         if self.ended:
@@ -351,6 +333,14 @@ class Conversation:
                 self.notes.add(key_of("end_without_token", tail.strip()))
             return trimmed
         return self._with_following(turn, whole)
+
+    def _goes_on(self, ending: str) -> bool:
+        """Whether what the template writes after a turn has more than its end: an opening, or tokens after an EOS."""
+        if (opener := self._variant.opener) and opener in ending:
+            return True
+        tokens = re.findall("|".join(map(re.escape, self._special)) or "(?!)", ending)
+        eos = [token in self._variant.template.eos for token in tokens]
+        return any(eos) and not all(eos[eos.index(True) :])
 
     def _trimmed(self, end: int) -> int:
         """An end without the line breaks after a token."""
@@ -362,9 +352,10 @@ class Conversation:
         following = self._messages[turn + 1]["role"] if turn + 1 < len(self._messages) else ""
         for token in self._variant.template.eos:
             opens = following in NOT_ASKING or (following == "assistant" and token == self._variant.opener)
-            if following and not opens and self.text.startswith(token, end):
+            at = end + len(self.text[end:]) - len(self.text[end:].lstrip())
+            if following and not opens and self.text.startswith(token, at):
                 self.notes.add(key_of("end_token"))
-                return end + len(token)
+                return at + len(token)
         return end
 
     def _whole_end(self, turn: int, places: Span | None) -> int:
