@@ -1,5 +1,6 @@
 """How much data a run trains on: counted where the data was read whole, and otherwise estimated from its first rows."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -7,6 +8,7 @@ from math import ceil
 import numpy as np
 
 from rptrain.config.schema import Config
+from rptrain.data import notes
 from rptrain.data.excerpt import Excerpt
 from rptrain.data.loader import RANDOM_ROWS, drawn
 from rptrain.data.pieces import Pieces, Unsupervised, piece
@@ -80,6 +82,7 @@ def warnings_of(config: Config, excerpts: Sequence[Excerpt]) -> Iterator[str]:
     if not (streams := _streams(excerpts)):
         return
     whole = all(excerpt.whole for excerpt in excerpts)
+    yield from notes.sentences(sum((excerpt.tally.notes for excerpt in excerpts), Counter[str]()))
     unsupervised = Unsupervised.of(streams, _pieces(config, streams))
     if unsupervised.count:
         yield unsupervised.sentence(whole)

@@ -12,7 +12,7 @@ import torch
 
 from rptrain.checkpoint.base_files import check_base_files
 from rptrain.config.schema import TrainSet
-from rptrain.data import cache, formats, tasks
+from rptrain.data import cache, formats, notes, tasks
 from rptrain.data.folders import Chosen, choose, named
 from rptrain.data.formats import Tally
 from rptrain.data.pieces import Overlong, piece
@@ -166,6 +166,8 @@ def prepare(
     pieces.trimmed.warn()
     rows = build(streams, pieces, packing=packing, pad_id=_pad_id(tokenizer, vocab_size), seed=seed, weights=weights)
     read = settings.rows if settings is not None else Tally()
+    for sentence in notes.sentences(read.notes):
+        log.warning(sentence)
     return replace(rows, not_taken=_not_taken(others), rows=read)
 
 
