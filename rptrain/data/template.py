@@ -1,14 +1,16 @@
 """Tokenization of examples with chat templates, with a mask of the tokens that the loss counts."""
 
+import os
 import pickle
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property, partial
-from tempfile import NamedTemporaryFile
+from pathlib import Path
+from tempfile import gettempdir, mkstemp
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
@@ -173,17 +175,29 @@ def _row(example: Example, assistant_only: bool) -> bytes | str | None:
     return None if len(example.text) > SHORT else pickle.dumps((example.text, prompt), pickle.HIGHEST_PROTOCOL)
 
 
-_files = WeakKeyDictionary[Any, Any]()  # of tokenizers, from which child processes load them
+_files = WeakKeyDictionary[Any, str]()  # of tokenizers, from which child processes load them
 
 
 def _file_of(tokenizer: Any) -> str:
     """The path of a file with the tokenizer, which exists as long as the tokenizer."""
     if tokenizer not in _files:
-        file = NamedTemporaryFile("w", encoding="utf-8", prefix="rptrain-", suffix=".json")  # noqa: SIM115
-        file.write(tokenizer.backend_tokenizer.to_str())
-        file.flush()
-        _files[tokenizer] = file
-    return _files[tokenizer].name
+        try:
+            descriptor, path = mkstemp(prefix="rptrain-", suffix=".json")
+            finalize(tokenizer, _remove, path, os.getpid())
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogatepass") as file:
+                file.write(tokenizer.backend_tokenizer.to_str())
+        except OSError as error:
+            raise UserError(
+                f"{gettempdir()}: a temporary file with the tokenizer cannot be written: {error.strerror or error}"
+            ) from error
+        _files[tokenizer] = path
+    return _files[tokenizer]
+
+
+def _remove(path: str, owner: int) -> None:
+    """Deletes a temporary file, unless this process is a fork of the one that made it."""
+    if os.getpid() == owner:
+        Path(path).unlink(missing_ok=True)
 
 
 def _template_for_tools(tokenizer: Any) -> str:

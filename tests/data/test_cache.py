@@ -115,9 +115,8 @@ def test_a_file_is_read_as_its_tokens_are_written(tokenizer, monkeypatch):
     """One without an end, here: only some of it is in memory."""
     endless = ((number, json.loads(row(number))) for number in count(1))
     monkeypatch.setattr(formats, "rows_of", lambda path: endless)
-    monkeypatch.setattr(template, "CHUNK", 128)
     monkeypatch.setattr(template, "ROWS", 64)
-    documents = encode(formats.read("endless.jsonl"), tokenizer)
+    documents = encode(formats.read("endless.jsonl"), tokenizer, processes=1)
     assert [document.line for document in islice(documents, 500)] == list(range(1, 501))
     assert next(endless)[0] < 500 + 2 * 128
 
