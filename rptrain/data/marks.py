@@ -34,6 +34,7 @@ class Field:
     value: str | float
     mark: str  # as a template writes it
     thought: bool = False
+    call: bool = False  # the name or an argument of a call
     lead: tuple[str, ...] = ()  # spaces and tags before it, since the text before in the same content
 
     def forms(self) -> Iterator[str]:
@@ -130,16 +131,16 @@ class _Marker:
         if not core:
             return text
         before, _, after = text.partition(core)
-        return before + self._add(turn, name, core, thought) + after
+        return before + self._add(turn, name, core, thought=thought) + after
 
-    def _add(self, turn: int, name: str, value: str | float, thought: bool = False) -> str:
+    def _add(self, turn: int, name: str, value: str | float, *, thought: bool = False, call: bool = False) -> str:
         text = f"{self._beginning}{len(self._fields):0{DIGITS}d}"
-        self._fields.append(Field(turn, name, value, text, thought))
+        self._fields.append(Field(turn, name, value, text, thought, call))
         return text
 
     def _call(self, turn: int, number: int, call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]
-        name = self._add(turn, f"the name of call {number}", function["name"])
+        name = self._add(turn, f"the name of call {number}", function["name"], call=True)
         arguments = self._leaves(turn, f"of call {number}", "", function["arguments"])
         return {**call, "function": {**function, "name": name, "arguments": arguments}}
 
@@ -152,9 +153,9 @@ class _Marker:
         if isinstance(value, list):
             return [self._leaves(turn, call, f"{path}[{place}]", leaf) for place, leaf in enumerate(value)]
         if isinstance(value, str) and value.strip():
-            return self._add(turn, name, value)
+            return self._add(turn, name, value, call=True)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return int(self._add(turn, name, value))
+            return int(self._add(turn, name, value, call=True))
         return value  # booleans and nulls have no unmistakable form
 
 

@@ -211,18 +211,18 @@ class Conversation:
         self.notes = set[str]()
         self.ended = True  # whether the last turn that was looked up has an end token
         self._call_tails = list[str]()
-        self._marked, self._rendered = self._with_marks()
+        self._marked, self._rendered, self._marks_calls = self._with_marks()
         self._layout = None if self._marked is None else align(self.text, self._rendered, self._marked)
 
-    def _with_marks(self) -> tuple[Marked | None, str]:
-        """The conversation with marks, rendered. None if the template refuses it with marks, but not without."""
+    def _with_marks(self) -> tuple[Marked | None, str, bool]:
+        """The conversation with marks, rendered, and whether calls have marks. None if the template refuses marks."""
         for calls in (True, False):
             marked = mark(self._messages, self._tools, self._variant.text, calls=calls)
             try:
-                return marked, self._variant.apply(marked.messages, self._tools)
+                return marked, self._variant.apply(marked.messages, self._tools), calls
             except UserError:
                 continue
-        return None, ""
+        return None, "", False
 
     def check_written(self, reasoning: Reasoning) -> set[str]:
         """Raises ValueError if the template leaves out a text of the conversation, unless it writes it while the text's
@@ -230,9 +230,8 @@ class Conversation:
         """
         notes = set[str]()
         missing: dict[int, list[Field]] = {}
-        for field in self._fields():
-            if not self._writes(field):
-                missing.setdefault(field.turn, []).append(field)
+        for field in self._missing():
+            missing.setdefault(field.turn, []).append(field)
         for turn, fields in missing.items():
             cut = self._written_until(turn)
             for field in fields:
@@ -248,19 +247,16 @@ class Conversation:
                     )
         return notes
 
-    def _fields(self) -> list[Field]:
-        """All texts. Marked or not: the template may refuse marks in calls."""
-        marked = self._marked
-        return mark(self._messages, self._tools, self._variant.text).fields if marked is None else marked.fields
-
-    @cached_property
-    def _written(self) -> set[str]:
-        return set() if self._marked is None else self._marked.written(self._rendered)
-
-    def _writes(self, field: Field) -> bool:
-        if self._marked is None:
-            return any(form in self.text for form in field.forms())
-        return field.mark in self._written
+    def _missing(self) -> list[Field]:
+        """The texts that the template leaves out. Those that it refuses as marks are looked for in the whole text."""
+        fields = [] if self._marked is None else self._marked.fields
+        written = set() if self._marked is None else self._marked.written(self._rendered)
+        missing = [field for field in fields if field.mark not in written]
+        if not self._marks_calls:
+            unmarked = mark(self._messages, self._tools, self._variant.text).fields
+            unmarked = unmarked if self._marked is None else [field for field in unmarked if field.call]
+            missing += [field for field in unmarked if not any(form in self.text for form in field.forms())]
+        return missing
 
     def _written_until(self, turn: int) -> set[str]:
         """The marks that the template writes if the conversation ends with a turn."""

@@ -268,3 +268,40 @@ def test_dates_have_the_format_that_the_template_asks_for():
     dated = "{{ strftime_now('%B %d, %Y; %-d.%m.%y') }}" + CHATML
     _, text, notes = turns(dated, [("user", "q"), ("assistant", "a")])
     assert text.startswith("July 26, 2024; 26.07.24") and notes == {"date"}
+
+
+def test_calls_that_the_template_compares_with_others():
+    """It refuses marks in their names, so names and arguments are looked for in the text."""
+    refused = "messages[-1].tool_calls and messages[-1].tool_calls[0].function.name != 'weather'"
+    known = f"{{{{ raise_exception('unknown') if {refused} }}}}" + GLM
+    said = [("user", "sunny?"), ("assistant", call({"city": "Paris"}))]
+    assert turns(known, said, GLM_EOS, TOOLS)[0] == turns(GLM, said, GLM_EOS, TOOLS)[0]
+    silent = known.replace("call.function.arguments.items()", "[]")
+    with pytest.raises(ValueError, match="leaves out the argument `city` of call 1 of turn 2"):
+        turns(silent, said, GLM_EOS, TOOLS)
+
+
+def test_an_end_of_text_after_the_last_end_token_ends_no_earlier_turn():
+    phi = CHATML.removesuffix("{% endif -%}") + "{% else %}{{ '<|endoftext|>' }}{% endif -%}"
+    said = [("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b")]
+    assert turns(phi, said, ("<|im_end|>",))[0] == ["a<|im_end|>", "b<|im_end|>\n<|endoftext|>"]
+
+
+def test_a_template_that_writes_on_after_the_last_turn_is_refused():
+    eager = CHATML.replace("{%- if add_generation_prompt %}", "{%- if true %}")
+    with pytest.raises(ValueError, match="writes the beginning of another turn after turn 2"):
+        turns(eager, [("user", "q"), ("assistant", "a")], ("<|im_end|>",))
+
+
+def test_a_reply_begins_with_what_the_generation_prompt_does_not_have():
+    """Its prompt opens a thought that calls do not have."""
+    thinking = GLM.replace(
+        "{{- '<|assistant|>' }}{%- endif %}", "{{- '<|assistant|>\\n<think>' }}{%- endif %}"
+    ).replace("{{- '\\n<think>' + (thought.strip() if loop.index0 > ns.last else '') + '</think>' }}", "")
+    supervised, _, notes = turns(thinking, [("user", "sunny?"), ("assistant", call({"city": "Paris"}))], GLM_EOS, TOOLS)
+    assert supervised[0].startswith("<tool_call>weather\n") and "start" in notes
+
+
+def test_a_template_that_needs_a_list_of_tools():
+    needed = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}" + CHATML
+    assert turns(needed, [("user", "q"), ("assistant", "a")])[0] == ["a<|im_end|>"]
