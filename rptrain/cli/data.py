@@ -17,7 +17,7 @@ data = typer.Typer(help="Work on data files.", rich_markup_mode=None)
 
 @data.callback()
 def _data() -> None:
-    """Keeps `clean` a command of its own while there is no other."""
+    """Keeps `clean` a command of its own although it is the only one."""
 
 
 @data.command()

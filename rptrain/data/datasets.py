@@ -46,7 +46,7 @@ def training_set(
 ) -> tuple[Sequences, Sequences | None]:
     """The sequences to train on, and those held out by data.val_size. Raises UserError for mistakes in the data.
 
-    `report` is told how far the files are read that are not in the cache.
+    `report` is called with the progress of reading files that are not in the cache.
     """
     sequences = _read(config, model_dir, vocab_size, tokenizer, config.data.train, report)
     return split(sequences, config.data.val_size, config.train.seed) if config.data.val_size else (sequences, None)

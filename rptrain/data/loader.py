@@ -135,8 +135,8 @@ def prepare(
     """Reads, renders, tokenizes and packs the sources in this order. Tokens are cached in `cache_dir`.
 
     For random tokens only, `tokenizer` may be None, but `vocab_size` must be given. `seed` decides which documents
-    of equal length share a sequence. `report` is told how far the files are read. Raises UserError as `choose`, `read`
-    and `encode` do, or if no token is supervised.
+    of equal length share a sequence. `report` is called with the progress of reading. Raises UserError as `choose`,
+    `read` and `encode` do, or if no token is supervised.
     """
     if not sources:
         raise UserError("there is no data: add a [[data.train]] entry with a path")

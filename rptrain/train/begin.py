@@ -69,7 +69,7 @@ def prepare_run(
     """Prepare a new run, or to resume the one that save.resume selects, or that the group trained before a restart.
 
     Everything is checked before memory is allocated. UserError for what a user can fix. The stack closes the log.
-    `report` is told how far the data is read.
+    `report` is called with the progress of reading the data.
     """
     found = find(_restarted(resolved, group))  # a run that cannot be resumed is reported before data is read
     if found is None or forks(*found):  # seen before data is read

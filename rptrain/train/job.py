@@ -119,8 +119,8 @@ def prepare_job(
     """Check everything that the run needs, the cheapest checks first. UserError for what a user can fix.
 
     `hardware` is detected by default. With `weights_needed=False`, for a resumed run, the model's weight files are
-    checked only if some are frozen or carried along: the others are in the checkpoint. `report` is told how far the
-    data is read.
+    checked only if some are frozen or carried along: the others are in the checkpoint. `report` is called with
+    the progress of reading the data.
     """
     model_dir, spec = training_model(config)
     hardware = hardware or here(config.engine)

@@ -1,4 +1,4 @@
-"""Runs whose replies end with a token that is no EOS of the base model: exports and answers stop on it."""
+"""Runs whose replies end with a token that is not an EOS token of the base model: exports and answers stop on it."""
 
 import json
 from collections import Counter
