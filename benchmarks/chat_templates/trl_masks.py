@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +26,7 @@ from benchmarks.chat_templates.judge import FAILURES, Result, Template
 from benchmarks.chat_templates.measure import encoded, tokenizer_for
 from benchmarks.commit import commit
 from rptrain.data.formats import read
+from rptrain.data.render import Template as Dated
 
 NAMES = (
     "one turn",
@@ -57,12 +59,13 @@ TABLE = {  # by the beginnings of the names of TRL's files
     "qwen": CHATML,
     "smolvlm": UTTERANCE,
 }
-BREAK, PREFILL, SECOND, OPENER = "line break", "prefill", "second end", "opener"
+BREAK, PREFILL, SECOND, OPENER, ENDING = "line break", "prefill", "second end", "opener", "end"
 REASONS = {
     BREAK: "TRL also trains on the line break after the end token, which the model never has to write.",
     PREFILL: "TRL also trains on the beginning of the thought that the generation prompt writes.",
     SECOND: "TRL also trains on the end-of-text token after the end token of the last turn.",
     OPENER: "TRL also trains on the opener of the turn, which the generation prompt writes.",
+    ENDING: "rptrain also trains on the EOS token that follows a turn and ends the answer when the model writes it.",
 }
 Mask = tuple[list[int], list[bool]]
 
@@ -74,9 +77,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("out", type=Path, metavar="OUT.json", help="the JSON file to write")
     parser.add_argument("--template", default="", help="only the templates whose name contains this")
     given = parser.parse_args(arguments)
-    import trl
-
-    folder = Path(trl.__file__).parent / "chat_templates"
+    folder = trl_templates()
     table = list[list[str]]()
     for file in sorted(folder.glob("*_training.jinja")):
         name = file.stem.removesuffix("_training")
@@ -94,9 +95,21 @@ def main(arguments: list[str]) -> int:
     return int(kinds["DIFFERENT"] > 0)
 
 
+def trl_templates() -> Path:
+    """The folder of TRL's templates. TRL is not imported, so its dependencies may be missing."""
+    spec = find_spec("trl")
+    if spec is None or spec.origin is None:
+        raise SystemExit("TRL is not installed: pip install trl")
+    return Path(spec.origin).parent / "chat_templates"
+
+
+def family_of(name: str) -> Family:
+    return next(family for begin, family in TABLE.items() if name.startswith(begin))
+
+
 def compare(name: str, published: str, training: str) -> list[list[str]]:
     """Rows of the table: template, "published" or "marked", conversation, verdict."""
-    family = next(family for begin, family in TABLE.items() if name.startswith(begin))
+    family = family_of(name)
     tokenizer = tokenizer_for(published + training, family)
     with TemporaryDirectory() as folder:
         file = Path(folder, "rows.jsonl")
@@ -114,7 +127,8 @@ def compare(name: str, published: str, training: str) -> list[list[str]]:
 
 
 def trl_mask(tokenizer: Any, training: str, row: Row) -> Mask | None:
-    """Tokens and mask as TRL has them; None if the template refuses the conversation."""
+    """Tokens and mask as TRL has them, with rptrain's date; None if the template refuses the conversation."""
+    training = Dated.of(tokenizer, training).variant(None)
     try:
         made = tokenizer.apply_chat_template(
             row["messages"],
@@ -141,7 +155,7 @@ def _compared(template: Template, training: str, row: Row, ours: Result) -> str:
     unexplained = list[str]()
     for place, (we, they) in enumerate(zip(ours.supervised, theirs[1], strict=False)):
         if we != they:
-            reason = None if we else _reason(template, theirs, ours.supervised, place)
+            reason = reason_for(template, theirs, ours.supervised, place)
             if reason is None:
                 token = template.tokenizer.decode([theirs[0][place]])
                 before = template.tokenizer.decode(theirs[0][max(0, place - 8) : place])
@@ -156,9 +170,12 @@ def _compared(template: Template, training: str, row: Row, ours: Result) -> str:
     return f"equal but for: {', '.join(described)}" if described else "equal"
 
 
-def _reason(template: Template, theirs: Mask, supervised: list[bool], place: int) -> str | None:
-    """The reason for a token that only TRL trains on; None if there is none."""
+def reason_for(template: Template, theirs: Mask, supervised: list[bool], place: int) -> str | None:
+    """The reason for a token that only TRL or only rptrain trains on; None if there is none."""
     ids, family, decode = theirs[0], template.family, template.tokenizer.decode
+    if supervised[place]:
+        ends = place > 0 and supervised[place - 1] and supervised[place + 1 : place + 2] != [True]
+        return ENDING if ends and decode([ids[place]]) in family.eos else None
     before = place - 1
     while before >= 0 and not decode([ids[before]]).strip():
         before -= 1

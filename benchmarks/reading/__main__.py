@@ -15,22 +15,19 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
-
 from benchmarks.commit import commit
 from benchmarks.golden import unpack
 from benchmarks.reading import chats
+from benchmarks.reading.peak import Peak
 from rptrain.data.cache import HEADER
 
 HERE = Path(__file__).parent
 NAMES = ("1 process", "2 processes", "4 processes", "before", "datasets")
-SAMPLES = 0.1  # seconds between two looks at the memory
 
 
 def main(arguments: list[str]) -> None:
@@ -78,7 +75,7 @@ def measured(name: str, folder: Path, package: Path | None) -> dict[str, Any]:
             command = [sys.executable, "-P", str(HERE / "rptrain_once.py"), *given, processes]
             environment |= {"PYTHONPATH": str(package)} if name == "before" else {}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True, cwd=folder)
-        peak = _Peak(process.pid)
+        peak = Peak(process.pid)
         output, _ = process.communicate()
         nbytes = peak.end()
         if process.returncode:
@@ -90,30 +87,6 @@ def measured(name: str, folder: Path, package: Path | None) -> dict[str, Any]:
             result["cache"] = hashlib.sha256(content).hexdigest()
             result["arrays"] = hashlib.sha256(content[HEADER:]).hexdigest()
         return result
-
-
-class _Peak:
-    """The largest sum of the resident memory of a process and its descendants, from now on."""
-
-    def __init__(self, pid: int):
-        self._process, self._most, self._over = psutil.Process(pid), 0, threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._over.wait(SAMPLES):
-            total = 0
-            try:
-                for process in (self._process, *self._process.children(recursive=True)):
-                    total += process.memory_info().rss
-            except psutil.NoSuchProcess:  # one has ended meanwhile
-                continue
-            self._most = max(self._most, total)
-
-    def end(self) -> int:
-        self._over.set()
-        self._thread.join()
-        return self._most
 
 
 def _summary(some: list[dict[str, Any]], rows: int) -> dict[str, Any]:

@@ -60,16 +60,16 @@ MARKED = TEMPLATE.replace("[[", "{%- generation %}").replace("]]", "{%- endgener
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 
 
-def write_chats(file: Path, nbytes: int) -> int:
-    """Write chats of at least this size as JSON lines, and return their number."""
+def write_chats(file: Path, nbytes: int, characters: tuple[int, int] = (200, 2000)) -> int:
+    """Write chats of at least this size as JSON lines, and return their number. `characters`: of a message."""
     texts, choose, rows, written = _texts(), random.Random(SEED), 0, 0
     systems = [_cut(choose, texts, 100, 600) for _ in range(20)]
     with file.open("w") as out:
         while written < nbytes:
             messages = [{"role": "system", "content": choose.choice(systems)}]
             for _ in range(choose.randint(1, 4)):
-                messages.append({"role": "user", "content": _cut(choose, texts, 200, 2000)})
-                messages.append({"role": "assistant", "content": _cut(choose, texts, 200, 2000)})
+                messages.append({"role": "user", "content": _cut(choose, texts, *characters)})
+                messages.append({"role": "assistant", "content": _cut(choose, texts, *characters)})
             written += out.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
             rows += 1
     return rows

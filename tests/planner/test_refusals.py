@@ -5,7 +5,6 @@ import fcntl
 import itertools
 import json
 import os
-from collections import Counter
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from rptrain.data import plan_cache
 from rptrain.data.datasets import find_tokenizer
-from rptrain.data.excerpt import PLANNING, Excerpt, excerpt
+from rptrain.data.excerpt import PLANNING
 from rptrain.planner import refusals as module
 from rptrain.runs.run_dir import RunDir, check_creatable
 from rptrain.utils.errors import UserError
@@ -175,21 +174,6 @@ def test_samples_that_are_left_out_are_a_warning(folder: Path) -> None:
     planned = tools.invoke("plan", "--config", "run.toml", "--json", "data.train.0.path=chats.jsonl")
     found = json.loads(planned.stdout)["data_warnings"][0]
     assert found == "1 of the first 1,024 samples have no supervised token and are left out: chats.jsonl:1"
-
-
-def test_a_token_that_ends_replies_but_is_no_eos_is_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "chats.jsonl").write_text(chats("cba"))
-    (folder / "model/generation_config.json").write_text('{"eos_token_id": 2}')
-
-    def counted(*given: object) -> Excerpt:
-        found = excerpt(*given)
-        parts = (replace(part, tally=replace(part.tally, ends=Counter({5: 1}))) for part in found.parts)
-        return replace(found, parts=tuple(parts))
-
-    monkeypatch.setattr(module, "excerpt", counted)
-    planned = tools.invoke("plan", "--config", "run.toml", "--json", "data.train.0.path=chats.jsonl")
-    (found,) = json.loads(planned.stdout)["data_warnings"]
-    assert found.startswith("replies end with <|assistant|>, which is not an EOS token of the model")
 
 
 @pytest.mark.parametrize("path", ["builtin:random", "chats.jsonl"])

@@ -1,19 +1,14 @@
 """Runs whose replies end with a token that is not an EOS token of the base model: exports and answers stop on it."""
 
 import json
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import rptrain.train.job
 import rptrain.train.trainer
 from rptrain.checkpoint.eos import GENERATION
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.state import read_state
-from rptrain.data.datasets import training_set
 from rptrain.inference.model import find_model
 from rptrain.runs import events
 from rptrain.train.job import prepare_job
@@ -41,20 +36,6 @@ def settings(folder: Path) -> tuple[str, ...]:
     return f"data.train.0.path={folder}/chats.jsonl", *SETTINGS
 
 
-@pytest.fixture
-def count(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes these tokens end replies in the training set."""
-
-    def with_ends(*ends: int) -> None:
-        def counted(*given):
-            sequences, held_out = training_set(*given)
-            return replace(sequences, rows=replace(sequences.rows, ends=Counter(ends))), held_out
-
-        monkeypatch.setattr(rptrain.train.job, "training_set", counted)
-
-    return with_ends
-
-
 def listed(directory: Path) -> list[int]:
     return json.loads((directory / GENERATION).read_text())["eos_token_id"]
 
@@ -64,8 +45,7 @@ def eos_ids(source: Path) -> frozenset[int]:
 
 
 @pytest.mark.parametrize("method", [(), LORA], ids=["full", "lora"])
-def test_exports_and_answers_stop_on_the_end_of_replies(folder, count, method, monkeypatch, caplog):
-    count(END)
+def test_exports_and_answers_stop_on_the_end_of_replies(folder, method, monkeypatch, caplog):
     asked, ask = [], rptrain.train.trainer.ask_questions
     monkeypatch.setattr(rptrain.train.trainer, "ask_questions", lambda *given: asked.append(given[-1]) or ask(*given))
     run = tools.train_here(folder, *settings(folder), *method)
@@ -80,20 +60,24 @@ def test_exports_and_answers_stop_on_the_end_of_replies(folder, count, method, m
     assert eos_ids(folder / "model") == {EOS}
 
 
-def test_a_resumed_run_finds_them_in_its_data(folder, count):
-    count()
+def test_a_resumed_run_finds_them_in_its_data(folder):
     first = tools.train_here(folder, *settings(folder), "save.save_steps=1")
-    assert "ends" not in read_state(first.checkpoint_path(1))["meta"] and listed(first.model_path) == EOS
-    count(END)
     run = tools.train_here(folder, *settings(folder), f"save.resume={first.checkpoint_path(1)}")
     assert tools.events(run, events.Resumed) and listed(run.model_path) == [EOS, END]
 
 
-def test_the_tokenizers_eos_is_listed_too(folder, count):
+def test_the_plan_names_them(folder):
+    tools.write_config(folder)
+    planned = tools.invoke("plan", "--config", str(folder / "run.toml"), "--json", *settings(folder))
+    (found,) = json.loads(planned.stdout)["data_warnings"]
+    assert found.startswith(SAID)
+
+
+def test_the_tokenizers_eos_is_listed_too(folder):
     """It ends texts, and `generate` of transformers only stops on what generation_config.json lists."""
-    count()
+    (folder / "texts.jsonl").write_text('{"text": "abc"}')
     (folder / "model" / GENERATION).write_text(json.dumps({"eos_token_id": [5]}))
-    job = prepare_job(tools.write_config(folder, *settings(folder)).config)
+    job = prepare_job(tools.write_config(folder, f"data.train.0.path={folder}/texts.jsonl").config)
     assert job.ends == (EOS,) and job.eos_ids == {EOS, 5}
     job = prepare_job(tools.write_config(folder).config)
     assert job.ends == () and job.tokenizer is None
