@@ -15,15 +15,19 @@ class Note:
     If it is empty, the kind is not reported.
 
     `rule` names the rule by which tokens or masks differ from those of rptrain 0.1.0; empty: they do not differ.
+    `literal`: whether details are names from the data, which are put in backticks.
     """
 
     sentence: str
     rule: str = ""
+    literal: bool = True
 
 
 NOTES = {
     "ignored_key": Note("{rows}: keys of messages are ignored: {details}"),
-    "earlier": Note("{rows}: the chat template leaves out {details} of earlier turns, as it does when it is used"),
+    "earlier": Note(
+        "{rows}: the chat template leaves out {details} of earlier turns, as it does when it is used", literal=False
+    ),
     "dropped_thought": Note('{rows}: thoughts are left out (data.reasoning = "drop")'),
     "inlined_thought": Note(
         '{rows}: thoughts are written into the content (data.reasoning = "inline")', "thoughts are written inline"
@@ -84,13 +88,14 @@ def sentences(notes: Counter[str]) -> list[str]:
         counts = {key.partition(":")[2]: rows for key, rows in sorted(notes.items()) if key.partition(":")[0] == kind}
         if counts and note.sentence:
             rows = counted(max(counts.values()), "row")
-            found.append(note.sentence.format(rows=rows, details=_listed([*filter(None, counts)])))
+            found.append(note.sentence.format(rows=rows, details=_listed([*filter(None, counts)], note.literal)))
     return found
 
 
-def _listed(details: list[str]) -> str:
+def _listed(details: list[str], literal: bool) -> str:
+    named = [f"`{one_line(quoted(detail))}`" if literal else detail for detail in details[:SHOWN]]
     more = [f"and {len(details) - SHOWN} more"] if len(details) > SHOWN else []
-    return ", ".join([*(f"`{one_line(quoted(detail))}`" for detail in details[:SHOWN]), *more])
+    return ", ".join([*named, *more])
 
 
 def rules(notes: Counter[str]) -> list[str]:

@@ -39,7 +39,8 @@ def prepend(count):
     return {"type": "Prepend", "prepend": "a" * count}
 
 
-def test_an_id_that_takes_gigabytes(folder):
+def test_an_id_that_takes_gigabytes(folder, monkeypatch):
+    monkeypatch.setattr(probe, "SECONDS", 600)
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     change(folder, model=model | {"vocab": model["vocab"] | {"b": 2**31}})
     message = r"tokenizer\.json: loading this tokenizer needs more than 1\.50 GiB of memory: copy the model's own"
@@ -47,7 +48,8 @@ def test_an_id_that_takes_gigabytes(folder):
         load_tokenizer(folder)
 
 
-def test_a_normalizer_that_takes_gigabytes(folder):
+def test_a_normalizer_that_takes_gigabytes(folder, monkeypatch):
+    monkeypatch.setattr(probe, "SECONDS", 600)
     change(folder, normalizer=prepend(20_000_000))
     with pytest.raises(UserError, match=r"tokenizer\.json: loading this tokenizer needs more than 1\.50 GiB"):
         load_tokenizer(folder)

@@ -245,10 +245,10 @@ def test_a_plan_says_what_is_in_a_file_now(folder: Path, replaced: bool) -> None
     """Also after a change that kept its size and its time."""
 
     def planned() -> list[dict[str, str]]:
-        return json.loads(tools.invoke("plan", "--config", "run.toml", "--json").stdout)["refusals"]
+        sets = ("--json", "data.train.0.path=rows.jsonl")
+        return json.loads(tools.invoke("plan", "--config", "run.toml", *sets).stdout)["refusals"]
 
     path, bad = folder / "rows.jsonl", chats(*["cba"] * 40)
-    (folder / "run.toml").write_text((folder / "run.toml").read_text().replace("builtin:tasks", "rows.jsonl"))
     path.write_text(bad.replace("messages", "message:", 3).replace("message:", "messages", 1))
     (refused,) = planned()
     assert "2 of 40 rows are bad" in refused["message"] and "`rptrain data clean`" in refused["message"]
