@@ -334,8 +334,7 @@ class Conversation:
         """Whether what the template writes after a turn has more than its end: an opening, or tokens after an EOS."""
         if (opener := self._variant.opener) and opener in ending:
             return True
-        tokens = re.findall("|".join(map(re.escape, self._special)) or "(?!)", ending)
-        eos = [token in self._variant.template.eos for token in tokens]
+        eos = [token in self._variant.template.eos for token in self._tokens_of(ending)]
         return any(eos) and not all(eos[eos.index(True) :])
 
     def _trimmed(self, end: int) -> int:
@@ -392,6 +391,7 @@ class Conversation:
 
     def _other_ending(self, turn: int, tail: str, after: str) -> int:
         """The length of the end of a turn that ends with another token than it does as the last."""
+        assert self._layout is not None
         ending = next((token for token in self._special if tail.rstrip().endswith(token)), "")
         before = tail.rstrip().removesuffix(ending)
         if after.startswith(before) and before.rstrip().endswith(self._special):
@@ -401,7 +401,13 @@ class Conversation:
         token = next((token for token in self._special if rest.startswith(token, spaces)), None)
         if token is None or not ending or not after.startswith(before):
             raise ValueError(f"the chat template does not show where turn {turn + 1} ends: {HELP}")
+        if self._tokens_of(self._layout.before(0))[-1:] == [token]:
+            return len(before)  # it opens the next turn, so only the last one has an end token
         return len(before) + spaces + len(token)
+
+    def _tokens_of(self, text: str) -> list[str]:
+        """The special tokens in a text."""
+        return re.findall("|".join(map(re.escape, self._special)) or "(?!)", text)
 
     @cached_property
     def _spans_of_turns(self) -> dict[int, Span]:

@@ -287,6 +287,16 @@ def test_an_end_of_text_after_the_last_end_token_ends_no_earlier_turn():
     assert turns(phi, said, ("<|im_end|>",))[0] == ["a<|im_end|>", "b<|im_end|>\n<|endoftext|>"]
 
 
+@pytest.mark.parametrize(("eos", "first"), [(("<|end|>",), "a"), (("<|end|>", "<|user|>"), "a<|user|>")])
+def test_a_token_that_opens_the_next_turn_ends_one_if_it_is_an_eos_token(eos, first):
+    only_last = """\
+{%- for m in messages %}
+{{- '<|user|>' + m.content if m.role == 'user' else m.content + ('<|end|>' if loop.last else '') }}
+{%- endfor %}"""
+    said = [("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b")]
+    assert turns(only_last, said, eos)[0] == [first, "b<|end|>"]
+
+
 def test_a_template_that_writes_on_after_the_last_turn_is_refused():
     eager = CHATML.replace("{%- if add_generation_prompt %}", "{%- if true %}")
     with pytest.raises(ValueError, match="writes the beginning of another turn after turn 2"):
