@@ -285,8 +285,9 @@ class Conversation:
                 if (at := _opened(before, (opening,))) is not None:
                     return begin - len(before) + at
             if turn > 0 and (until := self._until(turn, prompt=True)) is not None:
+                unprompted = self._messages[turn - 1]["role"] == "assistant" and until == self._until(turn)
                 until += "" if self._variant.prompt else opening
-                if self.text.startswith(until):
+                if self.text.startswith(until) and not unprompted:
                     return len(until)
         if begin is None or places is None or self._layout is None:
             raise ValueError(f"the chat template does not show where turn {turn + 1} begins: {HELP}")
@@ -322,7 +323,7 @@ class Conversation:
         trimmed = self._trimmed(whole)
         tail = self._variant.tail
         if places is not None and self._goes_on(self.text[content:trimmed]):
-            raise ValueError(f"the chat template writes the beginning of another turn after turn {turn + 1}: {HELP}")
+            return self._cut(turn, content)
         self.ended = trimmed > content and bool(tail is None or tail.strip())
         if self.ended:
             if tail is not None and not self.text[:trimmed].endswith(self._special) and TESTED.fullmatch(tail.strip()):
@@ -334,8 +335,22 @@ class Conversation:
         """Whether what the template writes after a turn has more than its end: an opening, or tokens after an EOS."""
         if (opener := self._variant.opener) and opener in ending:
             return True
-        eos = [token in self._variant.template.eos for token in self._tokens_of(ending)]
-        return any(eos) and not all(eos[eos.index(True) :])
+        tokens = self._tokens_of(ending)
+        eos = [token in self._variant.template.eos for token in tokens]
+        return not all(eos[eos.index(True) :]) if any(eos) else self._first_opener in tokens
+
+    def _cut(self, turn: int, content: int) -> int:
+        """The end of a turn after which the template begins another one: after its EOS token, with which the text of
+        the conversation ends if the turn is the last.
+        """
+        token = next(iter(self._tokens_of(self.text[content:])), "")
+        if token not in self._variant.template.eos or token == self._variant.opener:
+            raise ValueError(f"the chat template writes the beginning of another turn after turn {turn + 1}: {HELP}")
+        end = self.text.index(token, content) + len(token)
+        if turn == len(self._messages) - 1:
+            self.text = self.text[:end]
+        self.ended = True
+        return end
 
     def _trimmed(self, end: int) -> int:
         """An end without the line breaks after a token."""
@@ -399,11 +414,19 @@ class Conversation:
         rest = after.removeprefix(before)
         spaces = len(rest) - len(rest.lstrip())
         token = next((token for token in self._special if rest.startswith(token, spaces)), None)
-        if token is None or not ending or not after.startswith(before):
+        if token is not None and ending and after.startswith(before):
+            if token == self._first_opener:
+                return len(before)  # it opens the next turn, so only the last one has an end token
+            return len(before) + spaces + len(token)
+        first = next(iter(self._tokens_of(after)), "")
+        if first not in self._variant.template.eos or first == self._variant.opener:
             raise ValueError(f"the chat template does not show where turn {turn + 1} ends: {HELP}")
-        if self._tokens_of(self._layout.before(0))[-1:] == [token]:
-            return len(before)  # it opens the next turn, so only the last one has an end token
-        return len(before) + spaces + len(token)
+        return after.index(first) + len(first)
+
+    @cached_property
+    def _first_opener(self) -> str:
+        """The special token before the first text, which opens a turn; empty without one."""
+        return "" if self._layout is None else next(reversed(self._tokens_of(self._layout.before(0))), "")
 
     def _tokens_of(self, text: str) -> list[str]:
         """The special tokens in a text."""

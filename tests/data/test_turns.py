@@ -297,10 +297,33 @@ def test_a_token_that_opens_the_next_turn_ends_one_if_it_is_an_eos_token(eos, fi
     assert turns(only_last, said, eos)[0] == [first, "b<|end|>"]
 
 
-def test_a_template_that_writes_on_after_the_last_turn_is_refused():
+def test_a_template_that_always_writes_a_generation_prompt():
+    """Replies end with their EOS token, and so does the conversation. Without one their ends are unknown."""
     eager = CHATML.replace("{%- if add_generation_prompt %}", "{%- if true %}")
+    said = [("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b")]
+    supervised, text, _ = turns(eager, said, ("<|im_end|>",))
+    assert supervised == ["a<|im_end|>", "b<|im_end|>"] and text.endswith("b<|im_end|>")
     with pytest.raises(ValueError, match="writes the beginning of another turn after turn 2"):
-        turns(eager, [("user", "q"), ("assistant", "a")], ("<|im_end|>",))
+        turns(eager, said[:2], ("<|endoftext|>",))
+
+
+def test_a_reply_after_a_reply_begins_with_its_opening():
+    """The template writes no generation prompt there."""
+    careful = CHATML.replace("{%- if add_", "{%- if messages[-1].role != 'assistant' and add_")
+    said = [("user", "q"), ("assistant", "a"), ("assistant", "b")]
+    assert turns(careful, said, ("<|im_end|>",))[0] == ["a<|im_end|>", "b<|im_end|>"]
+
+
+def test_a_call_that_is_written_differently_before_its_result_ends_with_its_eos_token():
+    with_ids = """\
+{%- for m in messages %}{{- '<|' + m.role + '|>' + m.content }}
+{%- for one in m.tool_calls or [] %}{{- one.function.name + (one.function.arguments | tojson) }}
+{%- if not last %}{{- ', "id": "x"' }}{% endif %}{{- ']' }}{%- endfor %}
+{%- if m.role == 'assistant' and not loop.last %}{{- '<|end|>' }}{% endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}{# tools #}"""
+    with_ids = with_ids.replace("{%- for one", "{%- set last = loop.last %}{%- for one")
+    said = [("user", "q"), ("assistant", call({"city": "Paris"})), ("tool", "sunny"), ("assistant", "b")]
+    assert turns(with_ids, said, ("<|end|>",), TOOLS)[0][0] == 'weather{"city": "Paris"}, "id": "x"]<|end|>'
 
 
 def test_a_reply_begins_with_what_the_generation_prompt_does_not_have():
