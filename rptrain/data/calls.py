@@ -88,6 +88,7 @@ def tools_beside(row: dict[str, Any], notes: set[str]) -> list[dict[str, Any]] |
     try:
         return tools_of(row, notes)
     except ValueError:
+        notes.add(key_of("ignored_key", "tools"))
         return None
 
 

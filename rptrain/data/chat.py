@@ -5,7 +5,7 @@ from typing import Any
 from rptrain.data.calls import tools_beside, tools_of
 from rptrain.data.messages import Message, messages_of
 from rptrain.data.notes import key_of
-from rptrain.data.values import check_not_python, json_of, list_of, text_of
+from rptrain.data.values import check_not_python, is_blank, json_of, list_of, text_of
 
 
 def chat(row: dict[str, Any], key: str) -> dict[str, Any]:
@@ -50,6 +50,8 @@ def prompt_completion(row: dict[str, Any]) -> dict[str, Any]:
         if not any(listed.values()):
             if not completion:
                 raise ValueError("`completion` is empty")
+            if not is_blank(row.get("system")):
+                raise ValueError("`system` stands beside two texts: write it into `prompt`, or give lists of messages")
             return {"text": prompt + completion, "prompt": len(prompt)}
         if not all(listed.values()):
             one, other = sorted(listed, key=lambda key: not listed[key])
@@ -72,6 +74,8 @@ def raw_text(row: dict[str, Any]) -> dict[str, Any]:
 
 def _conversation(row: dict[str, Any], messages: list[Message], learned: list[bool], notes: set[str]) -> dict[str, Any]:
     """Fields of an Example, with the row's `system` unless the messages have one, and its tools."""
+    if row.get("system") and messages[0]["role"] == "system" and messages[0]["content"] != row["system"]:
+        raise ValueError("`system` of the row and the first message are two system prompts: keep one of them")
     if row.get("system") and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text_of(row, "system")})
         learned.insert(0, False)

@@ -117,11 +117,13 @@ def _checked(source: Path, format: str, config: Config | None) -> Tally:
 
 def _documents(examples: Iterator[Example], config: Config, tally: Tally) -> Iterator[object]:
     """Renders and tokenizes examples as training does."""
+    from rptrain.data.datasets import find_tokenizer
     from rptrain.data.excerpt import Settings  # imports torch
     from rptrain.data.loader import load_tokenizer
     from rptrain.models.registry import locate
 
-    tokenizer = load_tokenizer(locate(config.model.path))
+    model_dir = locate(config.model.path)
+    tokenizer = find_tokenizer(config, model_dir) or load_tokenizer(model_dir)
     return Settings.of(config.data, tokenizer).tokenizing().documents(examples, tally)
 
 

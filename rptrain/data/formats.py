@@ -76,7 +76,7 @@ class Tally:
     shown: int = SHOWN  # bad rows in `first`, at most
     line: int = 0  # of the last row
     notes: Counter[str] = field(default_factory=Counter)  # rows by `notes.key_of`
-    ends: Counter[int] = field(default_factory=Counter)  # rows by the token that ends the last turn, if no EOS does
+    ends: Counter[int] = field(default_factory=Counter)  # rows by the token that ends the last turn
 
     def add(self, line: int, reason: object) -> None:
         """Lines may come in any order: conversations are rendered after more rows have been read."""

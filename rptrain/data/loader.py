@@ -204,6 +204,7 @@ class Tokenizing:
         tally = Tally(len(questions))
         stream = gather(self.documents(questions, tally), TASKS)
         Tally.joined({TASKS: tally}).judge(max_bad_rows)
+        self.rows = replace(self.rows, notes=self.rows.notes + tally.notes, ends=self.rows.ends + tally.ends)
         return stream
 
     def documents(self, examples: Iterable[formats.Example], tally: Tally) -> Iterator[Document]:

@@ -17,7 +17,8 @@ from rptrain.data.chat import Message
 # Marks are numbers: no filter for letters or escapes changes them, and they stand for numbers, too.
 BEGINNINGS = tuple(f"9{number:03d}7{number:03d}1" for number in range(1000))
 DIGITS = 5  # of a mark after its beginning
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of a thought, in templates and in data
+THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")  # fields of a thought, in templates and in data
+PLAN = "tool_plan"  # the field of a thought before calls in templates of Cohere
 # The tags around a thought in a content, in the form of each family of templates.
 TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 # What templates look for in contents: tags, tokens, and commands such as "/no_think".
@@ -97,7 +98,7 @@ class _Marker:
     def _message(self, turn: int, message: Message, calls: bool) -> Message:
         changed = dict(message)
         thoughts = dict[str, str]()  # a thought may stand under several names
-        for name in THOUGHTS:
+        for name in (*THOUGHTS, PLAN):
             if isinstance(text := message.get(name), str):
                 if text not in thoughts:
                     thoughts[text] = self._core(turn, f"`{name}`", text, thought=True)

@@ -125,6 +125,8 @@ def _check_others(message: Message, notes: set[str]) -> None:
             raise ValueError(f"a message has `{key}`: only text can be trained on")
         if key == "train_detail" and not is_blank(message[key]):
             raise ValueError("`train_detail` trains on parts of a message: give the parts messages of their own")
+        if key == "refusal" and not is_blank(message[key]) and is_blank(message.get("content")):
+            raise ValueError("the answer is in `refusal`: move it to `content`")
         notes.add(key_of("ignored_key", key))
 
 

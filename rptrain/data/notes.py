@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from rptrain.utils.text import counted, one_line, quoted
 
-DETAILS, SHOWN = 100, 8  # details of a kind that are counted in a file, and those that a sentence names
+DETAILS, SHOWN = 100, 8  # details that are counted in a file, and those of a kind that a sentence names
+LONGEST = 60  # characters of a detail
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Note:
 
 
 NOTES = {
-    "ignored_key": Note("{rows}: keys of messages are ignored: {details}"),
+    "ignored_key": Note("{rows}: keys are ignored: {details}"),
     "earlier": Note(
         "{rows}: the chat template leaves out {details} of earlier turns, as it does when it is used", literal=False
     ),
@@ -45,8 +46,12 @@ NOTES = {
         "a reply begins after as much of the generation prompt as the chat template writes, not with its text",
     ),
     "date": Note("", "dates have the format that the chat template asks for"),
-    "bos": Note("{rows}: begin with two BOS tokens, of which one is removed", "a second BOS token is removed"),
-    "unknown_role": Note("{rows}: roles that only some chat templates have, and that are not trained on: {details}"),
+    "bos": Note(
+        "{rows} with more than one BOS token at the beginning: the first one is kept", "a second BOS token is removed"
+    ),
+    "unknown_role": Note(
+        "{rows} with roles that only some chat templates have, and that are not trained on: {details}"
+    ),
     "mapped_role": Note(
         "{rows}: roles are read as the usual ones, such as `human` as `user`: {details}",
         "roles under other names, such as `human` and `function`, are read as the usual ones",
@@ -70,7 +75,7 @@ NOTES = {
 def key_of(kind: str, detail: str = "") -> str:
     """The key under which rows with a note are counted. `kind` is a key of NOTES."""
     assert kind in NOTES
-    return f"{kind}:{detail}" if detail else kind
+    return f"{kind}:{detail[:LONGEST]}" if detail else kind
 
 
 def count(notes: Counter[str], keys: Iterable[str]) -> None:
@@ -95,7 +100,7 @@ def sentences(notes: Counter[str]) -> list[str]:
 def _listed(details: list[str], literal: bool) -> str:
     named = [f"`{one_line(quoted(detail))}`" if literal else detail for detail in details[:SHOWN]]
     more = [f"and {len(details) - SHOWN} more"] if len(details) > SHOWN else []
-    return ", ".join([*named, *more])
+    return ", ".join([*named, *more]) or "many"
 
 
 def rules(notes: Counter[str]) -> list[str]:

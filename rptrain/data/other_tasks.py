@@ -62,7 +62,7 @@ def _check_kto(row: dict[str, Any], present: set[str], known: bool) -> None:
         raise OtherTask("preference data for KTO", ["kto_tag"], good)
     label = row.get("label")
     boolean = isinstance(label, bool) or (isinstance(label, str) and label.lower() in ("true", "false"))
-    number = {"prompt", "completion"} <= present and label in (0, 1)
+    number = {"prompt", "completion"} <= present and label in (0, 1, "0", "1")
     if known and (boolean or number):
         raise OtherTask("preference data for KTO", ["label"], good)
 

@@ -38,9 +38,9 @@ class Template:
 
     @classmethod
     def of(cls, tokenizer: Any, text: str, with_tools: str = "", eos_ids: frozenset[int] = frozenset()) -> Self:
-        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if is_special(token)}
         by_length = sorted(special, key=lambda token: (-len(token), token))
-        eos = tokenizer.convert_ids_to_tokens(sorted(eos_ids - {None}))
+        eos = tokenizer.convert_ids_to_tokens(sorted(eos_ids))
         tokens = tuple(tokenizer.special_tokens_map.items())
         return cls(text, tokens, tuple(by_length), with_tools, tuple(token for token in eos if token))
 
@@ -53,6 +53,12 @@ class Template:
     def end_of_text(self) -> str:
         """The text of the tokenizer's EOS token; empty without one."""
         return dict(self.tokens).get("eos_token", "")
+
+
+def is_special(token: Any) -> bool:
+    """Whether an added token is special, or has the form of one, as tokens that were added to a base model may have."""
+    text = str(token)
+    return token.special or (text.startswith("<|") and text.endswith("|>"))
 
 
 @lru_cache(1)

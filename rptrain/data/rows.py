@@ -30,7 +30,7 @@ class Settings:
     bos: int | None
     eos: int | None  # ends a text
     eos_ids: frozenset[int]  # of the model
-    special: frozenset[int]
+    special: frozenset[int]  # and other added tokens in the form of special ones
     template: Template | None  # None: only texts can be tokenized
     assistant_only: bool
     reasoning: Reasoning
@@ -84,12 +84,12 @@ def _encoded(settings: Settings, row: tuple[Any, ...]) -> Encoded:
 def tokens_of_chat(settings: Settings, rendering: Rendering, ids: list[int], offsets: list[Span]) -> Tokens:
     """The tokens of a rendered conversation."""
     supervised, notes = within(offsets, rendering.spans), rendering.notes
-    if settings.bos is not None and ids[:2] == [settings.bos] * 2:
-        ids, supervised, notes = ids[1:], supervised[1:], (*notes, key_of("bos"))
+    if more := _more_bos(settings, ids):
+        ids, supervised, notes = ids[more:], supervised[more:], (*notes, key_of("bos"))
     end = -1
     if rendering.ends and supervised.any():
         last = ids[int(np.flatnonzero(supervised)[-1])]
-        end = last if last in settings.special and last not in settings.eos_ids else -1
+        end = last if last in settings.special else -1
     return Tokens(np.array(ids, np.int32).tobytes(), supervised.tobytes(), end, notes)
 
 
@@ -102,14 +102,20 @@ def _tokens_of_text(settings: Settings, text: str, prompt: int) -> Tokens:
 def tokens_of_text(settings: Settings, text: str, prompt: int, ids: list[int], offsets: list[Span]) -> Tokens:
     notes = tuple[str, ...]()
     supervised = within(offsets, [(prompt, len(text))]) if prompt else np.ones(len(ids), bool)
-    if settings.bos is not None and ids[:2] == [settings.bos] * 2:
-        ids, supervised, notes = ids[1:], supervised[1:], (key_of("bos"),)
+    if more := _more_bos(settings, ids):
+        ids, supervised, notes = ids[more:], supervised[more:], (key_of("bos"),)
     if ids[-1:] == [settings.eos]:
         supervised[-1] = True  # some tokenizers add it themselves, without a place in the text
     else:
         assert settings.eos is not None
         ids, supervised = [*ids, settings.eos], np.append(supervised, True)
     return Tokens(np.array(ids, np.int32).tobytes(), supervised.tobytes(), notes=notes)
+
+
+def _more_bos(settings: Settings, ids: list[int]) -> int:
+    """The number of BOS tokens at the beginning besides the first."""
+    count = next((number for number, token in enumerate(ids) if token != settings.bos), len(ids))
+    return max(0, count - 1)
 
 
 def within(offsets: list[Span], spans: list[Span]) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rptrain.data import notes, templates
 from rptrain.data.formats import Example, Tally
-from rptrain.data.render import LONGEST, NESTED, Template, exceeded, too_long
+from rptrain.data.render import LONGEST, NESTED, Template, exceeded, is_special, too_long
 from rptrain.data.rows import SHORT, Encoded, Settings, Tokens, encode_rows, load, tokens_of_chat, tokens_of_text
 from rptrain.data.tokens import Document, tokenized
 from rptrain.data.turns import Reasoning, Rendering
@@ -87,7 +87,7 @@ class _Encoder:
             bos=tokenizer.bos_token_id,
             eos=tokenizer.eos_token_id,
             eos_ids=self._eos_ids,
-            special=frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special),
+            special=frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if is_special(token)),
             template=None,
             assistant_only=assistant_only,
             reasoning=reasoning,
@@ -113,7 +113,11 @@ class _Encoder:
             found = iter(encoded.result())
         except Limited as error:
             sent = [example for example, row in items if isinstance(row, bytes)]
-            raise UserError(f"{sent[error.done].place}: {exceeded(error)}") from None
+            if error.done >= len(sent):  # not at a row, but before
+                raise UserError(f"{self._tokenizer.name_or_path}: loading the tokenizer {error}") from None
+            example = sent[error.done]
+            about = f"tokenizing the text {error}: split it" if example.messages is None else exceeded(error)
+            raise UserError(f"{example.place}: {about}") from None
         for example, row in items:
             tokens = next(found) if isinstance(row, bytes) else row
             if tokens is None:
@@ -232,8 +236,10 @@ def _long_text(line: int, text: str, tokenizer: Any) -> Document:
         stop = start + CHUNK_TEXT
         if stop < len(text):
             stop = text.rfind("\n", start, stop) + 1 or stop
-        tokens = tokenized(tokenizer, text[start:stop], add_special_tokens=False)
-        parts.append(np.array(tokens["input_ids"], np.int32))
+        ids = tokenized(tokenizer, text[start:stop], add_special_tokens=False)["input_ids"]
+        if start == 0 and len(parts[0]) and ids[:1] == parts[0][-1:].tolist() == [tokenizer.bos_token_id]:
+            ids = ids[1:]
+        parts.append(np.array(ids, np.int32))
         start = stop
     if parts[-1][-1:].tolist() != end:
         parts.append(np.array(end, np.int32))

@@ -23,7 +23,8 @@ from rptrain.utils.errors import UserError
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 DATE_FORMAT = re.compile(r"""strftime_now\(\s*["']([^"']*)""")
 DATES = ("%Y-%m-%d", "%d %b %Y")  # the formats in which rptrain 0.1.0 wrote the date rightly
-HELP = "give a `data.chat_template` that does, or set `data.assistant_only_loss = false`"
+HELP = "give a `data.chat_template` that shows it, or set `data.assistant_only_loss = false`"
+BESIDE = ("tools", "functions", "documents", "citations")  # fields of messages that few templates read
 NOT_ASKING = ("system", "developer")  # roles whose opening token never ends the turn before
 PROBE = "?"
 PROBE_TOOL = {
@@ -71,12 +72,20 @@ class Renderer:
         notes |= found.check_written(self._reasoning)
         if self._dated:
             notes.add(key_of("date"))
+        for name in BESIDE:
+            if name not in variant.text and any(message.get(name) for message in messages):
+                notes.add(key_of("ignored_key", name))
         learned = learned or [message["role"] == "assistant" for message in messages]
         last = messages[-1]["role"] == "assistant" and (learned[-1] or not assistant_only)
         turns = [turn for turn, counts in enumerate(learned) if counts]
         if not assistant_only:
             turns = [len(messages) - 1] if last else []
-        spans = [found.span(turn) for turn in turns]
+        try:
+            spans = [found.span(turn) for turn in turns]
+        except ValueError:
+            if assistant_only:
+                raise
+            last, spans = False, []  # all of the text counts, wherever the last turn ends
         text = found.text
         if last and not found.ended:
             text += (ending := found.ending())
@@ -150,7 +159,7 @@ class _Variant:
     def prompt(self) -> str:
         """The generation prompt after a question; empty if there is none, or if the template needs more messages."""
         without, prompted = self._probed(1), self._probed(1, prompt=True)
-        return self._rest(prompted[0], without[0]) if without and prompted else ""
+        return self.rest(prompted[0], without[0]) if without and prompted else ""
 
     @cached_property
     def opening(self) -> str | None:
@@ -158,7 +167,15 @@ class _Variant:
         without, answered = self._probed(1), self._probed(2)
         if self.prompt or without is None or answered is None:
             return self.prompt or None
-        return self._rest(answered[0], without[0])
+        return "" if self.always_prompts else self.rest(answered[0], without[0])
+
+    @cached_property
+    def always_prompts(self) -> bool:
+        """Whether the template writes a generation prompt after every conversation: more after the EOS token."""
+        if self.prompt:
+            return False
+        eos = [token in self.template.eos for token in self.tokens_of(self.tail or "")]
+        return any(eos) and not all(eos[eos.index(True) :])
 
     @cached_property
     def tail(self) -> str | None:
@@ -177,7 +194,7 @@ class _Variant:
         _, *after = marked.pattern.split(rendered)
         return tuple(after) if len(after) == count else None
 
-    def _rest(self, text: str, other: str) -> str:
+    def rest(self, text: str, other: str) -> str:
         """A text without the pieces at its beginning that the other begins with, too."""
         pieces, others = self._pieces(text), self._pieces(other)
         alike = next((n for n, (one, two) in enumerate(zip(pieces, others, strict=False)) if one != two), None)
@@ -187,6 +204,14 @@ class _Variant:
         """The tokens, tags, line breaks and words that a text consists of."""
         special = [re.escape(token) for token in self.template.special]
         return re.findall("|".join([*special, TESTED.pattern, "\n", r"[^\n<\[]+", "."]), text)
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self.template.special)) or "(?!)")
+
+    def tokens_of(self, text: str) -> list[str]:
+        """The special tokens in a text."""
+        return self._special.findall(text)
 
     @cached_property
     def openings(self) -> tuple[str, ...]:
@@ -225,8 +250,8 @@ class Conversation:
         return None, "", False
 
     def check_written(self, reasoning: Reasoning) -> set[str]:
-        """Raises ValueError if the template leaves out a text of the conversation, unless it writes it while the text's
-        turn is the last. Returns notes about what it leaves out.
+        """Raises ValueError if the template leaves out or changes a text of the conversation, unless it writes it while
+        the text's turn is the last. Returns notes about what it leaves out.
         """
         notes = set[str]()
         missing: dict[int, list[Field]] = {}
@@ -235,15 +260,17 @@ class Conversation:
         for turn, fields in missing.items():
             cut = self._written_until(turn)
             for field in fields:
-                if field.mark in cut:
+                changed = self._marked is not None and field.mark in self._rendered
+                if field.mark in cut and not changed:
                     notes.add(key_of("earlier", field.name))
-                elif field.thought and reasoning == "drop":
+                elif field.thought and reasoning == "drop" and not changed:
                     notes.add(key_of("dropped_thought"))
                 else:
                     more = ', or set data.reasoning to "drop" or "inline"' if field.thought else ""
+                    does = "changes" if changed else "leaves out"
                     raise ValueError(
-                        f"the chat template leaves out {field.name} of turn {turn + 1}: give a `data.chat_template` "
-                        f"that writes it{more}"
+                        f"the chat template {does} {field.name} of turn {turn + 1}: give a `data.chat_template` that "
+                        f"writes it{more}"
                     )
         return notes
 
@@ -252,6 +279,9 @@ class Conversation:
         fields = [] if self._marked is None else self._marked.fields
         written = set() if self._marked is None else self._marked.written(self._rendered)
         missing = [field for field in fields if field.mark not in written]
+        if self._layout is None:  # the template writes other texts than these in another way than their marks
+            changed = (field for field in fields if field.mark in written)
+            missing += [field for field in changed if not any(form in self.text for form in field.forms())]
         if not self._marks_calls:
             unmarked = mark(self._messages, self._tools, self._variant.text).fields
             unmarked = unmarked if self._marked is None else [field for field in unmarked if field.call]
@@ -270,8 +300,14 @@ class Conversation:
     def span(self, turn: int) -> Span:
         """The supervised characters of a turn. Raises ValueError if the template does not show them."""
         places = None if self._layout is None else around(self._layout, turn)
-        start, end = self._start(turn, places), self._end(turn, places)
-        if (generated := self._generated(turn)) is not None:
+        generated = self._spans_of_turns.get(turn)
+        try:
+            start, end = self._start(turn, places), self._end(turn, places)
+        except ValueError:
+            if generated is None:
+                raise
+            return generated[0], self._trimmed(generated[1])
+        if generated is not None:
             start, end = generated[0], max(end, self._trimmed(generated[1]))
         if end < start:
             raise ValueError(f"the chat template does not show where turn {turn + 1} ends: {HELP}")
@@ -279,6 +315,8 @@ class Conversation:
 
     def _start(self, turn: int, places: Span | None) -> int:
         begin = None if places is None or self._layout is None else self._layout.places[places[0]].start
+        if self._messages[turn]["role"] == "assistant" and self._variant.always_prompts:
+            return self._after_prompt(turn, places)
         if self._messages[turn]["role"] == "assistant" and (opening := self._variant.opening) is not None:
             if begin is not None and places is not None and self._layout is not None and opening:
                 before = self._layout.before(places[0])
@@ -299,6 +337,16 @@ class Conversation:
                 self.notes.add(key_of("start"))
                 return start
         return text
+
+    def _after_prompt(self, turn: int, places: Span | None) -> int:
+        """Where a turn begins to differ from the generation prompt that the template always writes."""
+        until = self._until(turn)
+        if until is not None and places is not None and self._layout is not None:
+            begin = self._layout.places[places[0]].start
+            own = self._variant.rest(self.text[:begin], until)
+            if len(own) <= len(self._layout.before(places[0])):
+                return begin - len(own)
+        raise ValueError(f"the chat template does not show where turn {turn + 1} begins: {HELP}")
 
     def _text_start(self, begin: int, place: int) -> int:
         """Where the text of a turn begins, with the tags and spaces before its first part."""
@@ -325,6 +373,8 @@ class Conversation:
         if places is not None and self._goes_on(self.text[content:trimmed]):
             return self._cut(turn, content)
         self.ended = trimmed > content and bool(tail is None or tail.strip())
+        if "tool_calls" in self._messages[turn] and (tail or "").rstrip().endswith(self._special):
+            self.ended = self.text[content:trimmed].endswith(self._special)  # a call may end as no other turn does
         if self.ended:
             if tail is not None and not self.text[:trimmed].endswith(self._special) and TESTED.fullmatch(tail.strip()):
                 self.notes.add(key_of("end_without_token", tail.strip()))
@@ -335,7 +385,7 @@ class Conversation:
         """Whether what the template writes after a turn has more than its end: an opening, or tokens after an EOS."""
         if (opener := self._variant.opener) and opener in ending:
             return True
-        tokens = self._tokens_of(ending)
+        tokens = self._variant.tokens_of(ending)
         eos = [token in self._variant.template.eos for token in tokens]
         return not all(eos[eos.index(True) :]) if any(eos) else self._first_opener in tokens
 
@@ -343,10 +393,10 @@ class Conversation:
         """The end of a turn after which the template begins another one: after its EOS token, with which the text of
         the conversation ends if the turn is the last.
         """
-        token = next(iter(self._tokens_of(self.text[content:])), "")
-        if token not in self._variant.template.eos or token == self._variant.opener:
+        length = self._until_eos(self.text[content:])
+        if length is None:
             raise ValueError(f"the chat template writes the beginning of another turn after turn {turn + 1}: {HELP}")
-        end = self.text.index(token, content) + len(token)
+        end = content + length
         if turn == len(self._messages) - 1:
             self.text = self.text[:end]
         self.ended = True
@@ -383,7 +433,8 @@ class Conversation:
         if known:
             return end + len(max(known, key=len))
         tail = self._variant.tail
-        plain = not calls and self._layout.places[places[1]].field.name == "`content`"
+        content, field = self._messages[turn]["content"].rstrip(), self._layout.places[places[1]].field
+        plain = not calls and field.name == "`content`" and content.endswith(str(field.value))
         if plain and tail is not None and after.startswith(tail):
             return end + len(tail)
         if (tail := self._tail_of(turn)) is None:
@@ -418,19 +469,25 @@ class Conversation:
             if token == self._first_opener:
                 return len(before)  # it opens the next turn, so only the last one has an end token
             return len(before) + spaces + len(token)
-        first = next(iter(self._tokens_of(after)), "")
-        if first not in self._variant.template.eos or first == self._variant.opener:
+        if (length := self._until_eos(after)) is None:
             raise ValueError(f"the chat template does not show where turn {turn + 1} ends: {HELP}")
-        return after.index(first) + len(first)
+        return length
+
+    def _until_eos(self, text: str) -> int | None:
+        """The length of a text up to the end of its first EOS token; None if it has none, or begins a turn before."""
+        at = 0
+        for token in self._variant.tokens_of(text):
+            at = text.index(token, at) + len(token)
+            if token == self._variant.opener:
+                return None
+            if token in self._variant.template.eos:
+                return at
+        return None
 
     @cached_property
     def _first_opener(self) -> str:
         """The special token before the first text, which opens a turn; empty without one."""
-        return "" if self._layout is None else next(reversed(self._tokens_of(self._layout.before(0))), "")
-
-    def _tokens_of(self, text: str) -> list[str]:
-        """The special tokens in a text."""
-        return re.findall("|".join(map(re.escape, self._special)) or "(?!)", text)
+        return "" if self._layout is None else next(reversed(self._variant.tokens_of(self._layout.before(0))), "")
 
     @cached_property
     def _spans_of_turns(self) -> dict[int, Span]:
@@ -440,9 +497,6 @@ class Conversation:
         spans = self._variant.generated(self._messages, self._tools)
         turns = [turn for turn, message in enumerate(self._messages) if message["role"] == "assistant"]
         return dict(zip(turns, spans, strict=True)) if len(turns) == len(spans) else {}
-
-    def _generated(self, turn: int) -> Span | None:
-        return self._spans_of_turns.get(turn)
 
     def ending(self) -> str:
         """The token that ends the last turn where the template writes none; empty if the tokenizer has none."""

@@ -102,10 +102,10 @@ def _data_checks(config: Config, model_dir: Path, spec: ModelSpec, checks: _Chec
     refused, warnings, amount, read = len(checks.refusals), list[str](), None, list[Excerpt]()
     with checks.about("model.path"):
         tokenizer = find_tokenizer(config, model_dir)
-        eos.eos_ids(model_dir, spec.config, tokenizer)
+        own_eos = eos.eos_ids(model_dir, spec.config, tokenizer)
         if config.eval.questions:
             checks.make("eval.questions", evaluate.check_questions, tokenizer)
-        amount = _look_at_data(config, model_dir, spec, tokenizer, checks, warnings, read)
+        amount = _look_at_data(config, model_dir, spec, tokenizer, own_eos, checks, warnings, read)
     found = DataChecks(tuple(warnings), amount)
     if path and len(checks.refusals) == refused and not any(one.out_of_time for one in read):
         plan_cache.store(path, found)
@@ -117,6 +117,7 @@ def _look_at_data(
     model_dir: Path,
     spec: ModelSpec,
     tokenizer: Any,
+    own_eos: frozenset[int],
     checks: _Checks,
     warnings: list[str],
     read: list[Excerpt],
@@ -137,7 +138,7 @@ def _look_at_data(
     if any(one.parts for one in held_out):
         with checks.about("data.val.0.path"):
             is_supervised(config, held_out)
-    if ends := {token for one in found for token in one.tally.ends}:
+    if ends := {token for one in found for token in one.tally.ends} - own_eos:
         warnings.append(eos.sentence(sorted(ends), tokenizer))
     if len(found) < len(config.data.train):
         return None

@@ -144,8 +144,9 @@ def prepare_job(
     validation = None if held_out is None else batches_of(held_out, config)
     total = total_steps(config, batches.steps_per_epoch)
     used = hardware.used(config)
-    if found := sorted(sequences.rows.ends):
-        log.warning(eos.sentence(found, tokenizer))
+    found = sorted(sequences.rows.ends)
+    if unknown := [token for token in found if token not in own_eos]:
+        log.warning(eos.sentence(unknown, tokenizer))
     ends = () if tokenizer is None else eos.added(found, stops, tokenizer)
     return Job(
         config,

@@ -137,6 +137,12 @@ def test_the_prompt_is_not_learned(examples, tokenizer):
         ({"messages": [{"from": "function_call", "value": "add(2)"}]}, "of a function_call is not JSON"),
         ({"messages": "[{"}, "`messages` is not a list"),
         ({"messages": [{"role": "user", "content": "a"}], "tools": '{"a": 1}'}, "`tools` is not a list"),
+        ({"system": "A", "messages": [{"role": "system", "content": "B"}, *ASKED]}, "two system prompts"),
+        ({"prompt": "q", "completion": "a", "system": "Be brief."}, "`system` stands beside two texts"),
+        (
+            {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "refusal": "No."}]},
+            "the answer is in `refusal`",
+        ),
     ],
 )
 def test_rows_that_cannot_be_learned(examples, row, reason):

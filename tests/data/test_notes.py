@@ -9,8 +9,8 @@ def test_sentences_and_rules():
         notes.count(counts, [notes.key_of("unknown_role", "asistant"), notes.key_of("calls")])
     notes.count(counts, [notes.key_of("ignored_key", "id"), notes.key_of("ignored_key", "tab\t")])
     ignored, roles = notes.sentences(counts)
-    assert ignored == "1 row: keys of messages are ignored: `id`, `tab␉`"
-    assert roles.startswith("2 rows: roles that") and roles.endswith(": `asistant`")
+    assert ignored == "1 row: keys are ignored: `id`, `tab␉`"
+    assert roles.startswith("2 rows with roles that") and roles.endswith(": `asistant`")
     assert [rule.partition(" are")[0] for rule in notes.rules(counts)] == ["tool calls and tools"]
 
 

@@ -19,6 +19,7 @@ CASES = {
     "kto-tag": (TURNS | {"kto_tag": False}, "preference data for KTO (kto_tag)"),
     "kto-csv": (CHAT | {"label": "False"}, "preference data for KTO (label)"),
     "kto-numbers": (PAIR | {"label": 0}, "preference data for KTO (label)"),
+    "kto-csv-numbers": (PAIR | {"label": "1"}, "preference data for KTO (label)"),
     "dpo-without-prompt": ({"chosen": SAID, "rejected": SAID}, "preference data (chosen, rejected)"),
     "dpo-sharegpt": (TURNS | {"chosen": {"from": "gpt"}, "rejected": {}}, "preference data (chosen, rejected)"),
     "dpo-openai": ({"preferred_output": SAID, "non_preferred_output": SAID}, "preference data (non_preferred_output"),

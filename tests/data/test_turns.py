@@ -303,8 +303,70 @@ def test_a_template_that_always_writes_a_generation_prompt():
     said = [("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b")]
     supervised, text, _ = turns(eager, said, ("<|im_end|>",))
     assert supervised == ["a<|im_end|>", "b<|im_end|>"] and text.endswith("b<|im_end|>")
+    ended = eager.replace("+ '<|im_end|>", "+ '<|end|><|im_end|>")  # another token before it
+    assert turns(ended, said, ("<|im_end|>",))[0] == ["a<|end|><|im_end|>", "b<|end|><|im_end|>"]
     with pytest.raises(ValueError, match="writes the beginning of another turn after turn 2"):
         turns(eager, said[:2], ("<|endoftext|>",))
+
+
+def test_a_prompt_after_every_conversation_is_no_part_of_a_reply():
+    """Replies begin with what the template writes between the prompt and their text."""
+    eager = CHATML.replace("{%- if add_generation_prompt %}", "{%- if true %}").replace("+ m.content", "+ text")
+    tagged = "{%- for m in messages %}{% set text = '<|start|>' + m.content if m.role == 'assistant' else m.content %}"
+    said = [("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b")]
+    found = turns(eager.replace("{%- for m in messages %}", tagged), said, ("<|im_end|>",))[0]
+    assert found == ["<|start|>a<|im_end|>", "<|start|>b<|im_end|>"]
+
+
+def test_a_tag_at_the_end_of_a_reply():
+    said = [("user", "q"), ("assistant", "use /nothink"), ("user", "r"), ("assistant", "done")]
+    text = GLM + "{# '/nothink' #}"
+    assert turns(text, said, GLM_EOS)[0] == [
+        "\n<think></think>\nuse /nothink<|user|>",
+        "\n<think></think>\ndone<|user|>",
+    ]
+
+
+@pytest.mark.parametrize("change", ["[:16]", ".split('\\n')[0]", ".split('Answer:')[-1]"])
+def test_texts_that_a_template_cuts_are_refused(change):
+    cut = CHATML.replace("m.content", f"m.content{change}")
+    said = [("user", "q"), ("assistant", "two and two,\nAnswer: four"), ("user", "r"), ("assistant", "b")]
+    for count in (2, 4):
+        with pytest.raises(ValueError, match="changes `content` of turn 2"):
+            turns(cut, said[:count], ("<|im_end|>",))
+
+
+@pytest.mark.parametrize("name", ["thought", "tool_plan"])
+def test_other_fields_of_thoughts(name):
+    with pytest.raises(ValueError, match=f"leaves out `{name}` of turn 2"):
+        turns(CHATML, [("user", "q"), ("assistant", {"content": "2", name: "I add."})])
+    written = CHATML.replace("+ m.content", f"+ (m.{name} or '') + m.content")
+    assert turns(written, [("user", "q"), ("assistant", {"content": "2", name: "I add."})])[0] == ["I add.2<|im_end|>"]
+
+
+def test_tools_of_a_message_that_the_template_does_not_write_are_noted():
+    assert turns(CHATML, [("system", {"content": "s", "tools": "[]!"}), ("user", "q"), ("assistant", "a")])[2] >= {
+        "ignored_key"
+    }
+
+
+def test_calls_that_end_without_a_token_where_other_replies_have_one():
+    calling = """\
+{%- for m in messages %}{{- '<|' + m.role + '|>' }}
+{%- if m.tool_calls %}{{- '<call>' + m.tool_calls[0].function.arguments.city + '</call>' }}
+{%- else %}{{- m.content + ('<eos>' if m.role == 'assistant' else '') }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}{# tools, tool_calls, function.name #}"""
+    calling = calling.replace("'<call>' +", "'<call>' + m.tool_calls[0].function.name +")
+    said = [("user", "q"), ("assistant", call({"city": "Paris"})), ("user", "r"), ("assistant", "b")]
+    assert turns(calling, said, ("<eos>", "<|user|>"), TOOLS)[0] == ["<call>weatherParis</call><|user|>", "b<eos>"]
+    assert turns(calling, said[:2], ("<eos>", "<|user|>"), TOOLS)[0] == ["<call>weatherParis</call><|endoftext|>"]
+
+
+def test_all_of_a_text_counts_wherever_its_last_turn_ends():
+    eager = CHATML.replace("{%- if add_generation_prompt %}", "{%- if true %}")
+    said = [("user", "q"), ("assistant", "a")]
+    supervised, text, _ = turns(eager, said, ("<|endoftext|>",), assistant_only=False)
+    assert supervised == [text] and text.endswith("assistant\n")
 
 
 def test_a_reply_after_a_reply_begins_with_its_opening():
