@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 import typer
 
 from rptrain.runs.signals import INTERRUPTED, PROCESS
+from rptrain.utils import temporary
 from rptrain.utils.errors import TrainingError, UserError, describe, explained
 
 
@@ -49,5 +50,6 @@ def ending_at_once() -> Iterator[None]:
             with suppress(OSError):  # the reader closed the pipe: the interpreter ends as usual
                 sys.stdout.flush()
                 sys.stderr.flush()
+                temporary.delete_all()
                 os._exit(end.code)
         raise

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
-from tempfile import gettempdir, mkstemp
+from tempfile import gettempdir
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -20,6 +19,7 @@ from rptrain.data.render import LONGEST, NESTED, Template, exceeded, is_special,
 from rptrain.data.rows import SHORT, Encoded, Settings, Tokens, encode_rows, load, tokens_of_chat, tokens_of_text
 from rptrain.data.tokens import Document, tokenized
 from rptrain.data.turns import Reasoning, Rendering
+from rptrain.utils import temporary
 from rptrain.utils.errors import UserError
 from rptrain.utils.limited import Limited, Pool
 from rptrain.utils.parallel import own_cores
@@ -186,8 +186,8 @@ def _file_of(tokenizer: Any) -> str:
     """The path of a file with the tokenizer, which exists as long as the tokenizer."""
     if tokenizer not in _files:
         try:
-            descriptor, path = mkstemp(prefix="rptrain-", suffix=".json")
-            finalize(tokenizer, _remove, path, os.getpid())
+            descriptor, path = temporary.create(".json")
+            finalize(tokenizer, temporary.delete, path)
             with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogatepass") as file:
                 file.write(tokenizer.backend_tokenizer.to_str())
         except OSError as error:
@@ -196,12 +196,6 @@ def _file_of(tokenizer: Any) -> str:
             ) from error
         _files[tokenizer] = path
     return _files[tokenizer]
-
-
-def _remove(path: str, owner: int) -> None:
-    """Deletes a temporary file, unless this process is a fork of the one that made it."""
-    if os.getpid() == owner:
-        Path(path).unlink(missing_ok=True)
 
 
 def _template_for_tools(tokenizer: Any) -> str:
