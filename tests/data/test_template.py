@@ -179,7 +179,7 @@ STRICT = "{{ raise_exception('no') if messages[0].role == 'assistant' }}" + PROM
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (UPPER, "changes `content` of turn 3: give a `data.chat_template`"),
+        (UPPER, "changes `content` of turn 1: give a `data.chat_template`"),
         (COUNTED, "does not show where turn 1 begins"),
         (DEAF, "leaves out `content` of turn 1: give a `data.chat_template`"),
         (STRICT, "refuses the conversation: no"),
