@@ -49,8 +49,8 @@ REWORDED_FILE = (
 
 @pytest.fixture(autouse=True)
 def versions(monkeypatch):
-    monkeypatch.setattr(transformers, "__version__", "5.20.0")
-    monkeypatch.setattr(tokenizers, "__version__", "0.22.1")
+    monkeypatch.setattr("transformers.__version__", "5.20.0")
+    monkeypatch.setattr("tokenizers.__version__", "0.22.1")
 
 
 def documents(first, count):
