@@ -6,8 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tokenizers
-import transformers
 
 from rptrain.data import cache, earlier
 from rptrain.data.earlier import is_content_hash
