@@ -10,31 +10,21 @@ decide, by renderings of its beginning.
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rptrain.data.chat import Message
 from rptrain.data.marks import TAGS, TESTED, THOUGHTS, Field, Marked, align, around, mark
 from rptrain.data.notes import key_of
 from rptrain.data.render import Applier, Span, Template, Tools
+from rptrain.data.template_variant import Variant
 from rptrain.utils.errors import UserError
 
-GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 DATE_FORMAT = re.compile(r"""strftime_now\(\s*["']([^"']*)""")
 DATES = ("%Y-%m-%d", "%d %b %Y")  # the formats in which rptrain 0.1.0 wrote the date rightly
 HELP = "give a `data.chat_template` that shows it, or set `data.assistant_only_loss = false`"
 BESIDE = ("tools", "functions", "documents", "citations")  # fields of messages that few templates read
 NOT_ASKING = ("system", "developer")  # roles whose opening token never ends the turn before
-PROBE = "?"
-PROBE_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "probe",
-        "description": "?",
-        "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "?"}}, "required": []},
-    },
-}
 
 Reasoning = Literal["refuse", "drop", "inline"]
 
@@ -54,7 +44,7 @@ class Renderer:
     def __init__(self, template: Template, reasoning: Reasoning = "refuse"):
         self._template, self._reasoning = template, reasoning
         self._applier = Applier(template)
-        self._variants = {tools: _Variant(self._applier, template, tools) for tools in (False, True)}
+        self._variants = {tools: Variant(self._applier, template, tools) for tools in (False, True)}
         self._dated = any(form not in DATES for form in DATE_FORMAT.findall(template.text))
 
     def render(
@@ -123,113 +113,10 @@ def _opened(before: str, openings: Sequence[str]) -> int | None:
     return next((at + len(text) for text in openings if (at := before.rfind(text)) >= 0), None)
 
 
-class _Variant:
-    """A template for conversations with or without tools, and what it writes around a turn of the assistant."""
-
-    def __init__(self, applier: Applier, template: Template, tools: bool):
-        self._applier, self.template = applier, template
-        self.text = template.variant([PROBE_TOOL] if tools else None)
-        self._tools: Tools = [PROBE_TOOL] if tools else None
-        self.marks_generation = GENERATION.search(self.text) is not None
-
-    def apply(self, messages: list[Message], tools: Tools, *, prompt: bool = False) -> str:
-        return self._applier.apply(self.text, messages, tools or self._no_tools, prompt=prompt)
-
-    def generated(self, messages: list[Message], tools: Tools) -> list[Span]:
-        return self._applier.generated(self.text, messages, tools or self._no_tools)
-
-    @cached_property
-    def _no_tools(self) -> Tools:
-        """What stands for no tools: an empty list if the template needs one, as templates for tools do."""
-        question: list[Message] = [{"role": "user", "content": PROBE}]
-        for none in (None, list[dict[str, Any]]()):
-            with suppress(UserError):
-                self._applier.apply(self.text, question, none)
-                return none
-        return None
-
-    def check_tools(self, messages: list[Message], tools: Tools) -> None:
-        """Raises ValueError if the template ignores tools, as most templates without support for tools do."""
-        if tools and "tools" not in self.text:
-            raise ValueError("the chat template does not write `tools`")
-        if "tool_calls" not in self.text and any("tool_calls" in message for message in messages):
-            raise ValueError("the chat template does not write `tool_calls`")
-
-    @cached_property
-    def prompt(self) -> str:
-        """The generation prompt after a question; empty if there is none, or if the template needs more messages."""
-        without, prompted = self._probed(1), self._probed(1, prompt=True)
-        return self.rest(prompted[0], without[0]) if without and prompted else ""
-
-    @cached_property
-    def opening(self) -> str | None:
-        """What the template writes before a turn: the generation prompt, or what takes its place; None: unknown."""
-        without, answered = self._probed(1), self._probed(2)
-        if self.prompt or without is None or answered is None:
-            return self.prompt or None
-        return "" if self.always_prompts else self.rest(answered[0], without[0])
-
-    @cached_property
-    def always_prompts(self) -> bool:
-        """Whether the template writes a generation prompt after every conversation: more after the EOS token."""
-        if self.prompt:
-            return False
-        eos = [token in self.template.eos for token in self.tokens_of(self.tail or "")]
-        return any(eos) and not all(eos[eos.index(True) :])
-
-    @cached_property
-    def tail(self) -> str | None:
-        """What the template writes after the text of a last turn; None if that is unknown."""
-        answered = self._probed(2)
-        return None if answered is None else answered[1]
-
-    def _probed(self, count: int, *, prompt: bool = False) -> tuple[str, ...] | None:
-        """What the template writes after each text of a question, or of a question and an answer; None: it refuses."""
-        answer: list[Message] = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
-        marked = mark(answer, None, self.text)
-        try:
-            rendered = self.apply(marked.messages[:count], self._tools, prompt=prompt)
-        except UserError:
-            return None
-        _, *after = marked.pattern.split(rendered)
-        return tuple(after) if len(after) == count else None
-
-    def rest(self, text: str, other: str) -> str:
-        """A text without the pieces at its beginning that the other begins with, too."""
-        pieces, others = self._pieces(text), self._pieces(other)
-        alike = next((n for n, (one, two) in enumerate(zip(pieces, others, strict=False)) if one != two), None)
-        return "".join(pieces[min(len(pieces), len(others)) if alike is None else alike :])
-
-    def _pieces(self, text: str) -> list[str]:
-        """The tokens, tags, line breaks and words that a text consists of."""
-        special = [re.escape(token) for token in self.template.special]
-        return re.findall("|".join([*special, TESTED.pattern, "\n", r"[^\n<\[]+", "."]), text)
-
-    @cached_property
-    def _special(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(re.escape, self.template.special)) or "(?!)")
-
-    def tokens_of(self, text: str) -> list[str]:
-        """The special tokens in a text."""
-        return self._special.findall(text)
-
-    @cached_property
-    def openings(self) -> tuple[str, ...]:
-        """The beginnings of `opening`, the longest first: turns may lack its end, such as the tag of a thought."""
-        pieces = self._pieces(self.opening or "")
-        return tuple("".join(pieces[:count]) for count in range(len(pieces) - 1, 0, -1))
-
-    @cached_property
-    def opener(self) -> str:
-        """The special token that a turn begins with; empty without one."""
-        opening = (self.opening or "").lstrip()
-        return next((token for token in self.template.special if opening.startswith(token)), "")
-
-
 class Conversation:
     """A rendered conversation. `text` is what the template writes."""
 
-    def __init__(self, variant: _Variant, messages: list[Message], tools: Tools):
+    def __init__(self, variant: Variant, messages: list[Message], tools: Tools):
         self._variant, self._messages, self._tools = variant, messages, tools
         self._special = variant.template.special
         self.text = variant.apply(messages, tools)
