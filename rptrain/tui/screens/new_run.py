@@ -7,14 +7,14 @@ from typing import ClassVar
 from textual import on, work
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Button, Static
 
 from rptrain.tui.context import Context
 from rptrain.tui.messages import OpenRun
-from rptrain.tui.screens import data_sets, draft_file, terms
+from rptrain.tui.screens import data_sets, draft_file, new_run_keys
 from rptrain.tui.screens.ask_name import AskName
 from rptrain.tui.screens.choices import data_question, file_question, model_question, settings_question
 from rptrain.tui.screens.closing import is_left, until_closed
@@ -32,7 +32,7 @@ from rptrain.tui.services.helper import HelperError
 from rptrain.tui.services.inputs import Inputs
 from rptrain.tui.services.launch import free_name
 from rptrain.tui.services.setting_text import STOPS, about, length_note, reason_of, with_labels
-from rptrain.tui.widgets.advice_list import REMEDY_BINDINGS, AdviceList
+from rptrain.tui.widgets.advice_list import AdviceList
 from rptrain.tui.widgets.form import Form
 from rptrain.tui.widgets.key_bar import KeyBar
 from rptrain.tui.widgets.plan_panel import PlanPanel
@@ -47,35 +47,8 @@ WATCH_AFTER = 2.0  # seconds between looks at the files of the model and of the 
 
 class NewRun(Screen[None]):
     TITLE = "New run"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+r", "start", "start"),
-        Binding("ctrl+s", "save", "save"),
-        Binding("ctrl+t", "browse", "samples"),
-        Binding("ctrl+n", "add_set", "add data set", show=False),
-        Binding("ctrl+o", "open", "open", show=False),
-        Binding("f6", "save_as", "save as", show=False),
-        *REMEDY_BINDINGS,
-        Binding("f5", "settings", "all settings", show=False),
-        Binding("f7", "guide", "three questions", show=False),
-        Binding("escape", "stay", show=False),
-        Binding("down", "app.focus_next", show=False),
-        Binding("up", "app.focus_previous", show=False),
-    ]
-    KEYS = (
-        ("up down", "between settings"),
-        ("enter", "on model and data: what is on this machine"),
-        ("right", "complete a path; change a choice"),
-        ("ctrl+r", "save the config and start the run, once its plan is ready and fits; esc cancels this"),
-        ("ctrl+s", "save the config"),
-        ("ctrl+t", "samples of the data, as the model reads them"),
-        ("ctrl+n ctrl+l", "add a data set; remove the one with the focus"),
-        ("alt+1 alt+2 …", "take a change that makes the run fit; ctrl+g goes to these, and enter takes one"),
-        ("ctrl+o", "open a config file or a past run's settings"),
-        ("F6", "save the config under another name"),
-        ("F5", "all settings there are, to find one and set it"),
-        ("F7", "the three questions of a first run: model, data, method"),
-        *terms.OF_PLAN,
-    )
+    BINDINGS: ClassVar[list[BindingType]] = new_run_keys.BINDINGS
+    KEYS = new_run_keys.KEYS
 
     def __init__(self, context: Context) -> None:
         super().__init__()
