@@ -23,8 +23,7 @@ from typing import Any
 from benchmarks.commit import commit
 from benchmarks.golden import unpack
 from benchmarks.reading import chats
-from benchmarks.reading.peak import Peak
-from rptrain.data.cache import HEADER
+from benchmarks.reading.measure import Peak, cache_hashes
 
 HERE = Path(__file__).parent
 NAMES = ("1 process", "2 processes", "4 processes", "before", "datasets")
@@ -81,12 +80,7 @@ def measured(name: str, folder: Path, package: Path | None) -> dict[str, Any]:
         if process.returncode:
             raise SystemExit(f"{name}: exit status {process.returncode}")
         result = {**json.loads(output.splitlines()[-1]), "peak_bytes": nbytes}
-        if name != "datasets":
-            (file,) = [file for file in Path(cache).rglob("*") if file.is_file()]
-            content = file.read_bytes()
-            result["cache"] = hashlib.sha256(content).hexdigest()
-            result["arrays"] = hashlib.sha256(content[HEADER:]).hexdigest()
-        return result
+        return result if name == "datasets" else result | cache_hashes(Path(cache))
 
 
 def _summary(some: list[dict[str, Any]], rows: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ everywhere.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import signal
@@ -26,8 +25,7 @@ from typing import Any
 from benchmarks.commit import commit
 from benchmarks.golden import unpack
 from benchmarks.reading import chats
-from benchmarks.reading.peak import Peak
-from rptrain.data.cache import HEADER
+from benchmarks.reading.measure import Peak, cache_hashes
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 
@@ -121,14 +119,7 @@ def measured(folder: Path, package: Path | None, cores: int, devices: str) -> di
         again, same = run(folder, place, package, cores, devices)
         if found["exit"] or again["exit"] or loss != same:
             raise SystemExit("\n".join(line for _, line in [*found["lines"], *again["lines"]]))
-        (cache,) = (file for file in (place / "cache").rglob("*") if file.is_file())
-        content = cache.read_bytes()
-        return found | {
-            "seconds_cached": again["seconds"],
-            "loss": loss,
-            "cache": hashlib.sha256(content).hexdigest(),
-            "arrays": hashlib.sha256(content[HEADER:]).hexdigest(),
-        }
+        return found | {"seconds_cached": again["seconds"], "loss": loss} | cache_hashes(place / "cache")
 
 
 def run(

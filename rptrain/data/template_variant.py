@@ -74,10 +74,12 @@ class Variant:
     @cached_property
     def always_prompts(self) -> bool:
         """Whether the template writes a generation prompt after every conversation: more after the EOS token."""
-        if self.prompt:
-            return False
-        eos = [token in self.template.eos for token in self.tokens_of(self.tail or "")]
-        return any(eos) and not all(eos[eos.index(True) :])
+        return not self.prompt and self.has_more_after_eos(self.tail or "") is True
+
+    def has_more_after_eos(self, text: str) -> bool | None:
+        """Whether special tokens that are no EOS follow the first EOS token in a text; None: it has no EOS token."""
+        eos = [token in self.template.eos for token in self.tokens_of(text)]
+        return not all(eos[eos.index(True) :]) if any(eos) else None
 
     @cached_property
     def tail(self) -> str | None:

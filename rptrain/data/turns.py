@@ -272,9 +272,8 @@ class Conversation:
         """Whether what the template writes after a turn has more than its end: an opening, or tokens after an EOS."""
         if (opener := self._variant.opener) and opener in ending:
             return True
-        tokens = self._variant.tokens_of(ending)
-        eos = [token in self._variant.template.eos for token in tokens]
-        return not all(eos[eos.index(True) :]) if any(eos) else self._first_opener in tokens
+        more = self._variant.has_more_after_eos(ending)
+        return self._first_opener in self._variant.tokens_of(ending) if more is None else more
 
     def _cut(self, turn: int, content: int) -> int:
         """The end of a turn after which the template begins another one: after its EOS token, with which the text of

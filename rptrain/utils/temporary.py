@@ -1,4 +1,4 @@
-"""Temporary files that are deleted when the process ends, also where it ends with `os._exit` after `delete_all`."""
+"""Temporary files, deleted when the process ends. A process that ends with `os._exit` calls `delete_all` first."""
 
 import atexit
 import os

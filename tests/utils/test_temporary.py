@@ -11,9 +11,11 @@ def test_a_file_is_deleted_by_its_process_alone(tmp_path, monkeypatch):
     (descriptor, one), (other_descriptor, other) = temporary.create(".json"), temporary.create(".json")
     os.close(descriptor), os.close(other_descriptor)
     if (child := os.fork()) == 0:
-        temporary.delete(one)
-        temporary.delete_all()
-        os._exit(0)
+        try:
+            temporary.delete(one)
+            temporary.delete_all()
+        finally:
+            os._exit(0)
     os.waitpid(child, 0)
     assert {*tmp_path.iterdir()} == {Path(one), Path(other)}
     temporary.delete(one)

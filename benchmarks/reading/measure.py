@@ -1,8 +1,12 @@
-"""The peak memory of a process and its descendants."""
+"""What is measured of a process that reads: its peak memory, and the hashes of the cache that it wrote."""
 
+import hashlib
 import threading
+from pathlib import Path
 
 import psutil
+
+from rptrain.data.cache import HEADER
 
 SAMPLES = 0.1  # seconds between two looks at the memory
 
@@ -29,3 +33,10 @@ class Peak:
         self._over.set()
         self._thread.join()
         return self._most
+
+
+def cache_hashes(folder: Path) -> dict[str, str]:
+    """The hash of the only file in a folder of caches, and that of the arrays in it."""
+    (file,) = (file for file in folder.rglob("*") if file.is_file())
+    content = file.read_bytes()
+    return {"cache": hashlib.sha256(content).hexdigest(), "arrays": hashlib.sha256(content[HEADER:]).hexdigest()}
