@@ -265,7 +265,7 @@ def test_weights_that_are_no_numbers(folder):
             lambda f: (f / "chat_template.jinja").write_text("{{ 1 / 0 }}"),
             "the chat template refuses the conversation: division",
         ),
-        (lambda f: (f / "chat_template.jinja").write_text("hello"), "does not write the text of turn 2"),
+        (lambda f: (f / "chat_template.jinja").write_text("hello"), "leaves out `content` of turn 1"),
     ],
     ids=[
         *("deleted", "cut-to-a-bracket", "empty-object", "cut", "no-model", "config-cut", "max-length", "end-token"),

@@ -64,31 +64,34 @@ def result(template):
     return Result(ids, mask, "", Tally)
 
 
-def nothing(mask):
+def nothing(mask, ids):
     pass
 
 
-def one_more_after(mask):
+def one_more_after(mask, ids):
     mask[len(mask) - mask[::-1].index(True)] = True
 
 
-def one_less_at_the_end(mask):
+def one_less_at_the_end(mask, ids):
     mask[len(mask) - 1 - mask[::-1].index(True)] = False
 
 
-def one_less_at_the_beginning(mask):
+def one_less_at_the_beginning(mask, ids):
     mask[mask.index(True)] = False
 
 
-def one_more_at_the_beginning(mask):
-    mask[mask.index(True) - 3 : mask.index(True)] = [True] * 3
+def the_opener_too(mask, ids):
+    start, opener = mask.index(True), ids[0]
+    while ids[start] != opener:
+        start -= 1
+        mask[start] = True
 
 
-def everything(mask):
+def everything(mask, ids):
     mask[:] = [True] * len(mask)
 
 
-def none(mask):
+def none(mask, ids):
     mask[:] = [False] * len(mask)
 
 
@@ -97,23 +100,34 @@ def none(mask):
     [
         (nothing, "trained"),
         (one_more_after, "FAULT: a span ends after its end token"),
-        (one_less_at_the_end, "FAULT: the end '<|im_end|>' of a turn is not supervised"),
+        (one_less_at_the_end, "FAULT: the end '<|im_end|>\\n' of a turn is not supervised"),
         (one_less_at_the_beginning, "FAULT: content of turn 3 is not supervised"),
-        (one_more_at_the_beginning, "FAULT: the opener of a turn is supervised"),
+        (the_opener_too, "FAULT: the opener of a turn is supervised"),
         (everything, "FAULT: content of turn 1 is supervised"),
         (none, "FAULT: content of turn 3 is not supervised"),
     ],
 )
 def test_masks(template, result, change, verdict):
     mask = list(result.supervised)
-    change(mask)
+    change(mask, result.ids)
     assert judge(template, CONVERSATIONS[NAME], replace(result, supervised=mask)).startswith(verdict)
 
 
-def test_a_text_that_is_missing(template):
-    ids = template.tokenizer("<|im_start|>assistant\nCopper, for one.<|im_end|>")["input_ids"]
-    verdict = judge(template, CONVERSATIONS["one turn"], Result(ids, [True] * len(ids), "", Tally))
-    assert verdict == "FAULT: dropped in silence: content of turn 1"
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (
+            "Copper, for one.",
+            "FAULT: not noted: content of turn 1",
+        ),  # the template writes it where its turn is the last
+        ("", "FAULT: dropped in silence: content of turn 2"),
+    ],
+)
+def test_a_text_that_is_missing(template, answer, verdict):
+    texts = ("<|im_start|>assistant\n", answer + "<|im_end|>")
+    opener, turn = (template.tokenizer(text)["input_ids"] for text in texts)
+    result = Result(opener + turn, [False] * len(opener) + [True] * len(turn), "", Tally)
+    assert judge(template, CONVERSATIONS["one turn"], result) == verdict
 
 
 def test_a_refusal_of_what_the_template_writes(template):

@@ -53,7 +53,7 @@ LLAMA_FACTORY = {
     "sharegpt": [
         {"conversations": sharegpt(*HUMAN)},
         {"conversations": sharegpt(*HUMAN[:2]), "system": "be brief"},
-        {"conversations": sharegpt(("system", "be brief"), *HUMAN), "system": "not this one"},
+        {"conversations": sharegpt(("system", "be brief"), *HUMAN)},
     ],
     "openai": [{"messages": said(*TWO)}, {"messages": said(("system", "be brief"), *TWO)}],
 }
