@@ -39,7 +39,7 @@ def generation_eos(model_dir: Path) -> list[int]:
 
 def listed(value: object, file: Path) -> list[int]:
     """The ids of an eos_token_id, which is an id, a list of ids or null. UserError for anything else in `file`."""
-    ids = value if isinstance(value, list) else [] if value is None else [value]
+    ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
     if wrong := [one for one in ids if not isinstance(one, int) or isinstance(one, bool)]:
         raise UserError(f"{file}: {KEY} has {wrong[0]!r}: set it to a token id or a list of token ids")
     return list(dict.fromkeys(ids))

@@ -98,7 +98,9 @@ def _check_paths(source: Path, to: Path, force: bool) -> None:
 
 def _format_of(source: Path, config: Config | None) -> str:
     """The format of the data set that a file belongs to, if that is in the config."""
-    for given in () if config is None else (*config.data.train, *config.data.val):
+    if config is None:
+        return "auto"
+    for given in (*config.data.train, *config.data.val):
         with suppress(UserError, OSError):  # of a set that is built in, or cannot be read
             files = choose(given.path, given.split, follow_links=config.data.follow_links).files
             if any(file.samefile(source) for file in files):

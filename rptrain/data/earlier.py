@@ -141,7 +141,7 @@ def _piece_digests(arrays: Sequence[np.ndarray], size: int) -> bytes:
         digest, start = sha256(), starts[number]
         for array, end in zip(arrays, ends, strict=True):
             begin = end - len(array)
-            digest.update(array[max(start - begin, 0) : max(start + PIECE - begin, 0)])
+            digest.update(array[max(start - begin, 0) : max(start + PIECE - begin, 0)].data)
         digests[number] = digest.digest()
 
     in_parallel(piece, range(len(starts)))

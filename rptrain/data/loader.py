@@ -186,7 +186,8 @@ class Tokenizing:
         report: Report | None = None,
     ):
         self._tokenizer, self._chat_template, self._folder = tokenizer, chat_template, folder
-        self._assistant_only_loss, self._reasoning, self._report = assistant_only_loss, reasoning, report
+        self._assistant_only_loss, self._report = assistant_only_loss, report
+        self._reasoning: Reasoning = reasoning
         self._eos_ids: frozenset[int] = getattr(tokenizer, "model_eos_ids", frozenset())  # see `find_tokenizer`
         self.rows, self._counted = Tally(), set[tuple[str, str]]()  # files and their formats
         template = load_template(tokenizer, chat_template) if chat_template or tokenizer.chat_template else None

@@ -136,15 +136,10 @@ class Applier:
         """The spans of the conversation's text that the template marks as generated. Raises as `apply`."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        variables: dict[str, Any] = {**self.special_tokens_map, "tools": tools, "chat_template": template}
         with _refusals(messages, tools):
-            _, spans = render_jinja_template(
-                [messages],
-                tools=tools,
-                chat_template=template,
-                return_assistant_tokens_mask=True,
-                **self.special_tokens_map,
-            )
-        return spans[0]
+            rendered: Any = render_jinja_template([messages], return_assistant_tokens_mask=True, **variables)
+        return rendered[1][0]
 
 
 @contextmanager

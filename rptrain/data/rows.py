@@ -72,7 +72,10 @@ def _encoded(settings: Settings, row: tuple[Any, ...]) -> Encoded:
     if len(row) == 2:
         return _tokens_of_text(settings, *row)
     assert settings.template is not None
-    rendering = _renderer(settings.template, settings.reasoning).render(*row, settings.assistant_only)
+    messages, tools, learned = row
+    rendering = _renderer(settings.template, settings.reasoning).render(
+        messages, tools, learned, settings.assistant_only
+    )
     if len(rendering.text) > settings.longest:
         raise too_long(rendering.text, settings.longest)
     if len(rendering.text) > settings.short:

@@ -185,7 +185,7 @@ def _lists(path: Path, batch: Any, done: int) -> Iterator[list[Row]]:
 def _decoded_rows(batch: Any) -> list[Row]:
     """The rows of a batch; null fields of structs are left out."""
     try:
-        return convert_rows(batch.to_pylist(), batch.schema)
+        return [*convert_rows(batch.to_pylist(), batch.schema)]
     except UnicodeDecodeError as error:
         if len(batch) == 1:
             return [ValueError(f"{not_utf8(error.object[error.start])}: write the text as UTF-8")]

@@ -42,7 +42,7 @@ class Renderer:
     """Renders conversations with a template. `reasoning`: what becomes of thoughts that the template leaves out."""
 
     def __init__(self, template: Template, reasoning: Reasoning = "refuse"):
-        self._template, self._reasoning = template, reasoning
+        self._reasoning: Reasoning = reasoning
         self._applier = Applier(template)
         self._variants = {tools: Variant(self._applier, template, tools) for tools in (False, True)}
         self._dated = any(form not in DATES for form in DATE_FORMAT.findall(template.text))
