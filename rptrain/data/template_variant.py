@@ -3,6 +3,7 @@
 Runs in a child process with limits, like the templates (`render.py`).
 """
 
+import json
 import re
 from contextlib import suppress
 from functools import cached_property
@@ -35,10 +36,27 @@ class Variant:
         self.marks_generation = GENERATION.search(self.text) is not None
 
     def apply(self, messages: list[Message], tools: Tools, *, prompt: bool = False) -> str:
-        return self._applier.apply(self.text, messages, tools or self._no_tools, prompt=prompt)
+        return self._applier.apply(self.text, self._readable(messages), tools or self._no_tools, prompt=prompt)
 
     def generated(self, messages: list[Message], tools: Tools) -> list[Span]:
-        return self._applier.generated(self.text, messages, tools or self._no_tools)
+        return self._applier.generated(self.text, self._readable(messages), tools or self._no_tools)
+
+    def _readable(self, messages: list[Message]) -> list[Message]:
+        """The messages with the arguments of calls as JSON text, if the template needs them in this form."""
+        if not any(message.get("tool_calls") for message in messages) or not self._needs_json_arguments:
+            return messages
+        return [_with_json_arguments(message) for message in messages]
+
+    @cached_property
+    def _needs_json_arguments(self) -> bool:
+        """Whether the template refuses a call whose arguments are an object and accepts the same as JSON text."""
+        call = {"type": "function", "id": "a00000000", "function": {"name": "probe", "arguments": {"a": PROBE}}}
+        called: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        for message in (called, _with_json_arguments(called)):
+            with suppress(UserError):
+                self._applier.apply(self.text, [{"role": "user", "content": PROBE}, message], [PROBE_TOOL])
+                return message is not called
+        return False
 
     @cached_property
     def _no_tools(self) -> Tools:
@@ -128,3 +146,11 @@ class Variant:
         """The special token that a turn begins with; empty without one."""
         opening = (self.opening or "").lstrip()
         return next((token for token in self.template.special if opening.startswith(token)), "")
+
+
+def _with_json_arguments(message: Message) -> Message:
+    if not (calls := message.get("tool_calls")):
+        return message
+    functions = (call["function"] for call in calls)
+    texts = (function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)} for function in functions)
+    return {**message, "tool_calls": [call | {"function": text} for call, text in zip(calls, texts, strict=True)]}

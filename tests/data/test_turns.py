@@ -232,6 +232,16 @@ def test_calls_that_the_template_allows_without_a_text_only():
     assert supervised == [f'[TOOL_CALLS][{made[:-1]}, "id": "abcdefghi"}}]<eos>', "it is sunny<eos>"]
 
 
+def test_arguments_as_json_text_for_a_template_that_joins_them_to_text():
+    joined = """{% for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content }}{% for c in m.tool_calls or () %}
+{{- '>>>' + c.function.name + ' ' + c.function.arguments }}{% endfor %}{{- '<|im_end|>\n' }}{% endfor %}{# tools #}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
+    supervised, _, _ = turns(
+        joined, [("user", "q"), ("assistant", call({"city": 'Paris "é"', "days": 3}))], tools=TOOLS
+    )
+    assert supervised == ['>>>weather {"city": "Paris \\"é\\"", "days": 3}<|im_end|>']
+
+
 def test_a_reply_before_the_first_question():
     said = [("assistant", "welcome"), ("user", "hi"), ("assistant", "hello")]
     assert turns(ASKED, said)[0] == ["welcome<|im_end|>", "hello<|im_end|>"]
