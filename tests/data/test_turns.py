@@ -233,7 +233,7 @@ def test_calls_that_the_template_allows_without_a_text_only():
 
 
 def test_arguments_as_json_text_for_a_template_that_joins_them_to_text():
-    joined = """{% for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content }}{% for c in m.tool_calls or () %}
+    text = """{% for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content }}{% for c in m.tool_calls or () %}
 {{- '>>>' + c.function.name + ' ' + c.function.arguments }}{% endfor %}{{- '<|im_end|>\n' }}{% endfor %}{# tools #}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
     supervised, _, _ = turns(
