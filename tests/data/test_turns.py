@@ -236,9 +236,7 @@ def test_arguments_as_json_text_for_a_template_that_joins_them_to_text():
     text = """{% for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content }}{% for c in m.tool_calls or () %}
 {{- '>>>' + c.function.name + ' ' + c.function.arguments }}{% endfor %}{{- '<|im_end|>\n' }}{% endfor %}{# tools #}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
-    supervised, _, _ = turns(
-        joined, [("user", "q"), ("assistant", call({"city": 'Paris "é"', "days": 3}))], tools=TOOLS
-    )
+    supervised, _, _ = turns(text, [("user", "q"), ("assistant", call({"city": 'Paris "é"', "days": 3}))], tools=TOOLS)
     assert supervised == ['>>>weather {"city": "Paris \\"é\\"", "days": 3}<|im_end|>']
 
 
