@@ -71,7 +71,7 @@ def stream(
     time, and all of them at once `memory` bytes. `setup` is called first, without a limit of time: it imports what the
     function needs. The iterator raises what the function raises, and Limited.
     """
-    return _begun((function, given, seconds, memory, setup), set())
+    return _begun((function, given, seconds, memory, setup), _Working())
 
 
 def call(function: Callable[..., T], *given: Any, seconds: float = SECONDS, memory: int = MEMORY) -> T:
@@ -88,14 +88,13 @@ class Pool:
 
     def __init__(self, processes: int):
         self._threads = ThreadPoolExecutor(processes, "limited")
-        self._working = set[_Child]()
-        self._closed = False
+        self._working = _Working()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closed = True
+        self._working.closed = True
         for child in self._working.copy():
             child.end()
         self._threads.shutdown(cancel_futures=True)
@@ -111,13 +110,19 @@ class Pool:
         return self._threads.submit(self._items, (function, given, seconds, memory, setup))
 
     def _items(self, request: "_Request") -> list[Any]:
-        return [] if self._closed else list(_begun(request, self._working))
+        return [] if self._working.closed else list(_begun(request, self._working))
+
+
+class _Working(set["_Child"]):
+    """Children that work. Once `closed`, whoever adds a child ends it."""
+
+    closed = False
 
 
 _Request = tuple[Callable[..., Any], tuple[Any, ...], float, int, Callable[[], object] | None]
 
 
-def _begun(asked: _Request, working: "set[_Child]") -> Iterator[Any]:
+def _begun(asked: _Request, working: _Working) -> Iterator[Any]:
     """The items of a function, which a child computes from now on. It is in `working` while it does."""
     _, _, seconds, memory, _ = asked
     items = _items(pickle.dumps(asked, pickle.HIGHEST_PROTOCOL), seconds, memory, working)
@@ -129,15 +134,17 @@ def _once(function: Callable[..., T], given: tuple[Any, ...]) -> Iterator[T]:
     yield function(*given)
 
 
-def _items(request: bytes, seconds: float, memory: int, working: "set[_Child]") -> Iterator[Any]:
-    """Yields None once the request is sent, and then the items."""
+def _items(request: bytes, seconds: float, memory: int, working: _Working) -> Iterator[Any]:
+    """Yields None once the request is sent, and then the items: none if `working` is closed by then."""
     too_large = f"needs more than {format_bytes(memory)} of memory"
     child = _ask(request, working)
     try:
         yield None
-        while not child.begins():
+        while working.closed or not child.begins():
             working.discard(child)
             child.kill()
+            if working.closed:
+                return
             child = _ask(request, working)
         while (answer := child.receive())[0] == "item":
             yield answer[1]
@@ -161,7 +168,7 @@ def _items(request: bytes, seconds: float, memory: int, working: "set[_Child]") 
         raise answer[1]
 
 
-def _ask(request: bytes, working: "set[_Child]") -> "_Child":
+def _ask(request: bytes, working: _Working) -> "_Child":
     """Sends a request to a child without work, or to a new one."""
     try:
         child = _idle.pop()

@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, repeat
 
@@ -14,7 +16,7 @@ import pytest
 
 from rptrain.utils import limited
 from rptrain.utils.errors import UserError
-from rptrain.utils.limited import Limited, call, stream
+from rptrain.utils.limited import Limited, Pool, call, stream
 from tests.run_tools import wait_for
 
 
@@ -100,6 +102,30 @@ def test_a_system_that_starts_no_more_processes(monkeypatch):
 def test_several_threads():
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda number: call(operator.neg, number), range(40))) == [-n for n in range(40)]
+
+
+def test_a_pool_that_is_closed_while_a_process_starts(monkeypatch):
+    started, closed, ask = threading.Event(), threading.Event(), limited._ask
+
+    def late(request, working):
+        started.set()
+        assert closed.wait(60)
+        return ask(request, working)
+
+    monkeypatch.setattr(limited, "_ask", late)
+    with Pool(1) as pool:
+        future = pool.submit(range, 3)
+        assert started.wait(60)
+        monkeypatch.setattr(pool._threads, "shutdown", lambda **given: closed.set())
+    assert future.result(60) == []
+
+
+def test_a_pool_that_is_closed_ends_its_processes():
+    with Pool(2) as pool:
+        futures = [pool.submit(map, time.sleep, [9999], seconds=60) for _ in range(3)]
+        wait_for(lambda: len(pool._working) == 2)
+    assert futures[2].cancelled() and not pool._working
+    assert all(future.exception() is not None or future.result() == [] for future in futures[:2])
 
 
 def test_a_forked_process_has_its_own(monkeypatch):
