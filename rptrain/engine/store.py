@@ -2,9 +2,8 @@
 
 import mmap
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +18,7 @@ from rptrain.kernels.quant import Quantized
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
 from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
 from rptrain.models.weights.quantized import readable
-from rptrain.utils import numa
+from rptrain.utils import control_groups, numa
 from rptrain.utils.parallel import in_parallel
 
 ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked separately
@@ -397,26 +396,4 @@ def frozen_bytes(spec: ModelShape, dtype: torch.dtype, *, file_backed: bool = Fa
 
 def available_bytes() -> int:
     """Host memory that this process may still allocate: free memory, or the least that a control group has left."""
-    return min([psutil.virtual_memory().available, *_left_in_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
-
-
-def _left_in_groups(memberships: Path, root: Path) -> Iterator[int]:
-    """The memory left in each of the process's control groups, from its own up to the root, version 2 and version 1.
-
-    If a container shows its own group as the root, the groups in between do not exist, and the root counts.
-    """
-    lines = memberships.read_text().splitlines() if memberships.exists() else []
-    for line in [*lines, "0::/", "0:memory:/"]:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, limit_name, used_name = root, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            top, limit_name, used_name = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        own = top / path.lstrip("/")
-        for group in (own, *own.parents):
-            if group.is_relative_to(top) and (group / limit_name).exists():
-                limit = (group / limit_name).read_text().strip()
-                if limit != "max":
-                    yield max(int(limit) - int((group / used_name).read_text()), 0)
+    return min([psutil.virtual_memory().available, *control_groups.memory_left()])

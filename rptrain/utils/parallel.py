@@ -1,11 +1,13 @@
 """A parallel map over many items, whose threads have all ended when it returns or raises."""
 
+import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
+from rptrain.utils import control_groups
 from rptrain.utils.liveness import progressed
 
 MAX_THREADS = 32  # threads: fewer already use all of the memory bandwidth
@@ -15,8 +17,9 @@ T = TypeVar("T")
 
 
 def cores() -> int:
-    """The number of cores that the process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of cores that the process may use: those that it is bound to, or fewer as a container's limit."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([bound, *map(math.ceil, control_groups.core_quotas())]))
 
 
 def own_cores() -> int:

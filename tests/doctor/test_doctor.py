@@ -1,6 +1,5 @@
 """What the doctor says of machines, good and bad."""
 
-import os
 import resource
 from dataclasses import replace
 from importlib.metadata import version
@@ -16,6 +15,7 @@ from rptrain.doctor.gpu import CopyRates, Gpu, describe
 from rptrain.engine.optim import adam
 from rptrain.utils import native
 from rptrain.utils.nvml import Link
+from rptrain.utils.parallel import cores
 
 GOOD = Gpu(
     "cuda:0", "RTX 4090", 24 << 30, "8.9", "580.1", Link(4, 16, 4, 16), CopyRates(25e9, 26e9, 45e9), wait_value=True
@@ -41,7 +41,7 @@ def test_a_machine_without_a_gpu(no_gpu, tmp_path):
         "disk",
     ]
     assert by_subject["GPU"].status == "warning"
-    assert by_subject["CPU"].figures["cores"] == len(os.sched_getaffinity(0))
+    assert by_subject["CPU"].figures["cores"] == cores()
     assert by_subject["host memory"].figures["free"] > 0
     assert by_subject["page-locking"].status == "ok" and by_subject["page-locking"].figures["locks"] is None
     assert by_subject["disk"].figures["speed"] > 0 and list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ from rptrain.config.resolve import resolve
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import BLOCK
 from rptrain.engine.footprint import footprint
-from rptrain.engine.store import ModelStore, _left_in_groups
+from rptrain.engine.store import ModelStore
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, with_lora
@@ -439,40 +439,6 @@ def test_a_place():
 
 
 # What there is
-
-
-def group(path: Path, names: tuple[str, str], limit: str, used: int) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    (path / names[0]).write_text(f"{limit}\n")
-    (path / names[1]).write_text(f"{used}\n")
-
-
-V2 = ("memory.max", "memory.current")
-V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-
-
-def test_the_least_of_nested_groups_counts(tmp_path):
-    memberships, root = tmp_path / "cgroup", tmp_path / "fs"
-    memberships.write_text("0::/a/b/c\n")
-    group(root / "a/b/c", V2, "max", 10)
-    group(root / "a/b", V2, "1000", 300)
-    group(root / "a", V2, "5000", 4900)
-    group(root / "elsewhere", V2, "1", 0)
-    assert min(_left_in_groups(memberships, root)) == 100
-    group(root / "a", V2, "5000", 5100)
-    assert min(_left_in_groups(memberships, root)) == 0
-
-
-def test_groups_of_version_1_and_those_that_a_container_hides(tmp_path):
-    memberships, root = tmp_path / "cgroup", tmp_path / "fs"
-    memberships.write_text("9:name=systemd:/\n4:cpu,memory:/jobs/7\n1:cpu:/\n0::/\n")
-    group(root / "memory/jobs", V1, "800", 100)
-    group(root / "memory", V1, str(2**63 - 4096), 100)
-    assert min(_left_in_groups(memberships, root)) == 700
-    memberships.write_text("0::/hidden/in/the/container\n")
-    group(root, V2, "600", 100)
-    assert min(_left_in_groups(memberships, root)) == 500
-    assert list(_left_in_groups(tmp_path / "none", tmp_path / "nothing")) == []
 
 
 def test_a_process_has_memory():
