@@ -3,7 +3,7 @@
 from typing import Any
 
 from rptrain.data.calls import tools_beside, tools_of
-from rptrain.data.messages import Message, messages_of
+from rptrain.data.messages import Message, is_trained, messages_of
 from rptrain.data.notes import key_of
 from rptrain.data.values import check_not_python, is_blank, json_of, list_of, text_of
 
@@ -52,12 +52,16 @@ def prompt_completion(row: dict[str, Any]) -> dict[str, Any]:
                 raise ValueError("`completion` is empty")
             if not is_blank(row.get("system")):
                 raise ValueError("`system` stands beside two texts: write it into `prompt`, or give lists of messages")
+            if key := next((key for key in ("tools", "functions") if not is_blank(row.get(key))), None):
+                raise ValueError(f"`{key}` stands beside two texts: give lists of messages, or leave it out")
             return {"text": prompt + completion, "prompt": len(prompt)}
         if not all(listed.values()):
             one, other = sorted(listed, key=lambda key: not listed[key])
             raise ValueError(f"`{one}` is a list of messages, but `{other}` is text: write both in the same way")
         notes.add(key_of("json_text", "prompt"))
-    asked, _ = messages_of(list_of(row, "prompt"), notes)
+    if any(map(is_trained, prompt := list_of(row, "prompt"))):
+        raise ValueError("a message of `prompt` has a flag that trains on it: move it to `completion`")
+    asked, _ = messages_of(prompt, notes)
     answered, learned = messages_of(list_of(row, "completion"), notes)
     if not answered:
         raise ValueError("`completion` is empty")

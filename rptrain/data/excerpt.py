@@ -86,7 +86,7 @@ class Excerpt:
         if not tally.bad or self.random:
             return ""
         exceeds = tally.exceeds(max_bad_rows)
-        if self.whole and exceeds:
+        if exceeds and (self.whole or not 0 < max_bad_rows < 1):  # further rows do not raise a number of rows
             tally.judge(max_bad_rows)
         rows = "rows" if self.whole else "first rows"
         if tally.bad == tally.total and (self.whole or exceeds):

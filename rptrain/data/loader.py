@@ -19,7 +19,7 @@ from rptrain.data.pieces import Overlong, piece
 from rptrain.data.probe import Probe
 from rptrain.data.progress import Report, Watch
 from rptrain.data.sequences import Group, Sequences, build, shuffled
-from rptrain.data.template import encode, load_template
+from rptrain.data.template import encode, load_template, template_for_tools
 from rptrain.data.tokens import Document, Origin, Stream, gather, tokenized
 from rptrain.data.turns import Reasoning
 from rptrain.kernels.batch import IGNORED, Batch
@@ -195,7 +195,9 @@ class Tokenizing:
         self._settings = [
             cache.code_hash(),
             cache.tokenizer_hash(tokenizer),
+            bool(tokenizer.split_special_tokens),
             template,
+            template_for_tools(tokenizer, chat_template),
             assistant_only_loss,
             reasoning,
             sorted(self._eos_ids),

@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from rptrain.data.chat import Message
+from rptrain.data.messages import PLAN, THOUGHTS, Message
 
 # Marks are numbers: no filter for letters or escapes changes them, and they stand for numbers, too.
 BEGINNINGS = tuple(f"9{number:03d}7{number:03d}1" for number in range(1000))
 DIGITS = 5  # of a mark after its beginning
-THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")  # fields of a thought, in templates and in data
-PLAN = "tool_plan"  # the field of a thought before calls in templates of Cohere
 # The tags around a thought in a content, in the form of each family of templates.
 TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 # What templates look for in contents: tags, tokens, and commands such as "/no_think".

@@ -40,6 +40,9 @@ FLAGS = {
     "masked": False,  # torchtune's Message
 }
 FLAG_KEYS = frozenset(FLAGS)
+THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")  # fields of a thought, in templates and in data
+PLAN = "tool_plan"  # the field of a thought before calls in templates of Cohere
+PARTS_OF_THOUGHTS = ("reasoning_details", "thinking_blocks")  # OpenRouter's and LiteLLM's, with signatures
 OLDER_FLAGS = ("weight", "train", "training")  # those that rptrain 0.1.0 knew
 # Fields that are part of a conversation, which chat templates may read; other keys are named in a note.
 FIELDS = {
@@ -50,20 +53,23 @@ FIELDS = {
     "name",
     "tool_calls",
     "tool_call_id",
-    "tool_plan",
     "tools",
     "function_call",
     "functions",
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-    "thought",
     "channel",
     "recipient",
     "documents",
     "citations",
     *FLAGS,
+    *THOUGHTS,
+    PLAN,
 }
+
+
+def is_trained(turn: Any) -> bool:
+    """Whether a flag of a message says that it is trained on."""
+    flags = object_of(turn)
+    return isinstance(flags, dict) and any(flags.get(key) in (0, 1) and flags[key] == FLAGS[key] for key in FLAG_KEYS)
 
 
 def messages_of(turns: list[Any], notes: set[str]) -> tuple[list[Message], list[bool]]:
@@ -115,16 +121,38 @@ def _message(turn: dict[str, Any], notes: set[str]) -> Message:
     if isinstance(message.get("content"), list):
         message["content"] = "".join(_part(object_of(part)) for part in message["content"])
     text_of(message, "content")
+    _read_thoughts(message)
     return message
 
 
+def _read_thoughts(message: Message) -> None:
+    """Makes thoughts texts. Raises ValueError for those that are not, and for two that differ."""
+    for name in (*THOUGHTS, PLAN):
+        if isinstance(value := message.get(name), list):
+            message[name] = value = "".join(_thought(object_of(part), name) for part in value)
+        if not isinstance(value, str | None) and not is_blank(value):
+            raise ValueError(f"`{name}` is not text")
+    thoughts = {text: name for name in THOUGHTS if isinstance(text := message.get(name), str) and text}
+    if len(thoughts) > 1:
+        raise ValueError(f"a message has several thoughts ({', '.join(thoughts.values())}): keep one of them")
+
+
+def _thought(part: Any, name: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("text", "thinking"):
+        return text_of(part, kind)
+    raise ValueError(f"`{name}` has a part of type {kind!r}: write the thought as text")
+
+
 def _check_others(message: Message, notes: set[str]) -> None:
-    """Notes keys that are no fields. Raises ValueError for those whose meaning would be lost."""
+    """Notes keys that are not fields. Raises ValueError for those whose meaning would be lost."""
     for key in sorted(message.keys() - FIELDS):
         if key in MEDIA and not is_blank(message[key]):
             raise ValueError(f"a message has `{key}`: only text can be trained on")
         if key == "train_detail" and not is_blank(message[key]):
             raise ValueError("`train_detail` trains on parts of a message: give the parts messages of their own")
+        if key in PARTS_OF_THOUGHTS and not is_blank(message[key]) and not any(map(message.get, THOUGHTS)):
+            raise ValueError(f"the thought is in `{key}`: write it as text under `reasoning_content`")
         if key == "refusal" and not is_blank(message[key]) and is_blank(message.get("content")):
             raise ValueError("the answer is in `refusal`: move it to `content`")
         notes.add(key_of("ignored_key", key))

@@ -25,7 +25,8 @@ class Note:
 
 
 NOTES = {
-    "ignored_key": Note("{rows}: keys are ignored: {details}"),
+    "ignored_key": Note("{rows} with keys that only the chat template may read: {details}"),
+    "unread_key": Note("{rows} with keys that the chat template does not read: {details}"),
     "earlier": Note(
         "{rows}: the chat template leaves out {details} of earlier turns, as it does when it is used", literal=False
     ),
@@ -72,6 +73,10 @@ NOTES = {
 }
 
 
+REFUSED = "rows of which the chat template leaves out a text, and rows for other tasks, are refused"
+BOUNDS = "replies begin and end where the chat template shows it, in more templates and conversations"
+
+
 def key_of(kind: str, detail: str = "") -> str:
     """The key under which rows with a note are counted. `kind` is a key of NOTES."""
     assert kind in NOTES
@@ -79,21 +84,20 @@ def key_of(kind: str, detail: str = "") -> str:
 
 
 def count(notes: Counter[str], keys: Iterable[str]) -> None:
-    """Counts the notes of a row, under the kind alone once DETAILS details have been found."""
-    for key in keys:
-        if key not in notes and len(notes) >= DETAILS:
-            key = key.partition(":")[0]
-        notes[key] += 1
+    """Counts the notes of a row: once under each kind, and under up to DETAILS kinds and details."""
+    keys = set(keys)
+    notes.update({key.partition(":")[0] for key in keys})
+    notes.update(key for key in keys if ":" in key and (key in notes or len(notes) < DETAILS))
 
 
 def sentences(notes: Counter[str]) -> list[str]:
     """A sentence for each kind of note, in the order of NOTES."""
     found = list[str]()
     for kind, note in NOTES.items():
-        counts = {key.partition(":")[2]: rows for key, rows in sorted(notes.items()) if key.partition(":")[0] == kind}
-        if counts and note.sentence:
-            rows = counted(max(counts.values()), "row")
-            found.append(note.sentence.format(rows=rows, details=_listed([*filter(None, counts)], note.literal)))
+        if notes[kind] and note.sentence:
+            details = sorted(key.partition(":")[2] for key in notes if key.startswith(f"{kind}:"))
+            rows = counted(notes[kind], "row")
+            found.append(note.sentence.format(rows=rows, details=_listed(details, note.literal)))
     return found
 
 
@@ -103,7 +107,9 @@ def _listed(details: list[str], literal: bool) -> str:
     return ", ".join([*named, *more]) or "many"
 
 
-def rules(notes: Counter[str]) -> list[str]:
-    """The rules by which tokens or masks of these rows differ from those of rptrain 0.1.0."""
-    kinds = {key.partition(":")[0] for key in notes}
-    return [note.rule for kind, note in NOTES.items() if kind in kinds and note.rule]
+def rules(notes: Counter[str], bad: int) -> list[str]:
+    """The rules by which tokens or masks of rows with these notes may differ from those of rptrain 0.1.0. `bad`: how
+    many more rows are bad.
+    """
+    found = [note.rule for kind, note in NOTES.items() if notes[kind] and note.rule]
+    return [*found, REFUSED] if bad else found or [BOUNDS]

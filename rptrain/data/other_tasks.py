@@ -6,7 +6,7 @@ from rptrain.data.values import is_blank
 
 # Two answers, the better one first: TRL and most others, OpenAI, TRL's older reward trainer.
 PAIRS = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"), ("response_j", "response_k"))
-WORSE = ("rejected_messages", "rejected_response", "rejected_responses")  # ms-swift: beside the better answer
+WORSE = ("rejected", "rejected_messages", "rejected_response", "rejected_responses")  # beside the better: ms-swift
 CONTRASTS = ("positive_messages", "negative_messages")  # ms-swift: for embedding models and rerankers
 SEVERAL = ("completions", "generations", "responses")  # answers of several models: UltraFeedback, distilabel
 RATINGS = ("ratings", "scores", "ranks")

@@ -12,7 +12,7 @@ from datetime import date
 from functools import cached_property, lru_cache
 from typing import Any, Self
 
-from rptrain.data.chat import Message
+from rptrain.data.messages import Message
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.limited import Limited, stream
 

@@ -98,7 +98,7 @@ class _Encoder:
     @cached_property
     def _chats(self) -> Settings:
         text = load_template(self._tokenizer, self._chat_template)
-        with_tools = "" if self._chat_template else _template_for_tools(self._tokenizer)
+        with_tools = template_for_tools(self._tokenizer, self._chat_template)
         return replace(self._texts, template=Template.of(self._tokenizer, text, with_tools, self._eos_ids))
 
     def settings(self, items: "list[_Item]") -> Settings:
@@ -198,8 +198,10 @@ def _file_of(tokenizer: Any) -> str:
     return _files[tokenizer]
 
 
-def _template_for_tools(tokenizer: Any) -> str:
-    """The tokenizer's own template for conversations with tools; empty if it has none, or one for all."""
+def template_for_tools(tokenizer: Any, chat_template: str | None) -> str:
+    """The tokenizer's own template for conversations with tools; empty if there is none, or a `chat_template`."""
+    if chat_template:
+        return ""
     templates = tokenizer.chat_template
     return templates.get("tool_use", "") if isinstance(templates, dict) else ""
 

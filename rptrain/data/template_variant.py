@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from rptrain.data.chat import Message
 from rptrain.data.marks import TESTED, mark
+from rptrain.data.messages import Message
 from rptrain.data.render import Applier, Span, Template, Tools
 from rptrain.utils.errors import UserError
 
@@ -49,14 +49,16 @@ class Variant:
 
     @cached_property
     def _needs_json_arguments(self) -> bool:
-        """Whether the template refuses a call whose arguments are an object and accepts the same as JSON text."""
+        """Whether the template joins the arguments to text: it refuses objects, or writes them as Python does."""
         call = {"type": "function", "id": "a00000000", "function": {"name": "probe", "arguments": {"a": PROBE}}}
         called: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
-        for message in (called, _with_json_arguments(called)):
-            with suppress(UserError):
-                self._applier.apply(self.text, [{"role": "user", "content": PROBE}, message], [PROBE_TOOL])
-                return message is not called
-        return False
+        of_object, of_text = self._rendered_call(called), self._rendered_call(_with_json_arguments(called))
+        return of_text is not None and (of_object is None or ("{'a': " in of_object and '{"a": ' in of_text))
+
+    def _rendered_call(self, message: Message) -> str | None:
+        with suppress(UserError):
+            return self._applier.apply(self.text, [{"role": "user", "content": PROBE}, message], [PROBE_TOOL])
+        return None
 
     @cached_property
     def _no_tools(self) -> Tools:
@@ -95,7 +97,7 @@ class Variant:
         return not self.prompt and self.has_more_after_eos(self.tail or "") is True
 
     def has_more_after_eos(self, text: str) -> bool | None:
-        """Whether special tokens that are no EOS follow the first EOS token in a text; None: it has no EOS token."""
+        """Whether other special tokens follow the first EOS token in a text; None: there is no EOS token in it."""
         eos = [token in self.template.eos for token in self.tokens_of(text)]
         return not all(eos[eos.index(True) :]) if any(eos) else None
 

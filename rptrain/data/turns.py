@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from rptrain.data.chat import Message
-from rptrain.data.marks import TAGS, TESTED, THOUGHTS, Field, Marked, align, around, mark
+from rptrain.data.marks import TAGS, TESTED, Field, Marked, align, around, mark
+from rptrain.data.messages import THOUGHTS, Message
 from rptrain.data.notes import key_of
 from rptrain.data.render import Applier, Span, Template, Tools
 from rptrain.data.template_variant import Variant
@@ -22,8 +22,10 @@ from rptrain.utils.errors import UserError
 
 DATE_FORMAT = re.compile(r"""strftime_now\(\s*["']([^"']*)""")
 DATES = ("%Y-%m-%d", "%d %b %Y")  # the formats in which rptrain 0.1.0 wrote the date rightly
+NAMED = re.compile(r"""\bm(?:essage|sg)?(?:\.name\b|\[["']name["']\]|\.get\(["']name["'])""")
 HELP = "give a `data.chat_template` that shows it, or set `data.assistant_only_loss = false`"
 BESIDE = ("tools", "functions", "documents", "citations")  # fields of messages that few templates read
+ROUTES = {"channel": "final", "recipient": "all"}  # fields of gpt-oss's format, and the values that a plain answer has
 NOT_ASKING = ("system", "developer")  # roles whose opening token never ends the turn before
 
 Reasoning = Literal["refuse", "drop", "inline"]
@@ -62,9 +64,7 @@ class Renderer:
         notes |= found.check_written(self._reasoning)
         if self._dated:
             notes.add(key_of("date"))
-        for name in BESIDE:
-            if name not in variant.text and any(message.get(name) for message in messages):
-                notes.add(key_of("ignored_key", name))
+        notes |= _check_unread(variant.text, messages)
         learned = learned or [message["role"] == "assistant" for message in messages]
         last = messages[-1]["role"] == "assistant" and (learned[-1] or not assistant_only)
         turns = [turn for turn, counts in enumerate(learned) if counts]
@@ -103,9 +103,36 @@ class Renderer:
         return changed, notes
 
 
+def _advice(field: Field, reasoning: Reasoning) -> str:
+    """The end of a sentence about a field that is left out: which other `reasoning` trains on its row."""
+    if not field.thought or reasoning == "drop":
+        return ""
+    inline = ' or "inline"' if reasoning == "refuse" and field.name.strip("`") in THOUGHTS else ""
+    return f', or set data.reasoning to "drop"{inline}'
+
+
+def _check_unread(template: str, messages: list[Message]) -> set[str]:
+    """Notes fields that the template does not read. Raises ValueError for those that say what a message is."""
+    for name, plain in ROUTES.items():
+        value = next((message[name] for message in messages if message.get(name) not in (None, "", plain)), None)
+        if value is not None and not _reads(template, name):
+            raise ValueError(
+                f"a message has `{name}` {value!r}, which the chat template does not read: write thoughts under "
+                "`reasoning_content`, and calls under `tool_calls`"
+            )
+    notes = {name for name in BESIDE if any(message.get(name) for message in messages) and not _reads(template, name)}
+    if any(message.get("name") and message["role"] != "tool" for message in messages) and not NAMED.search(template):
+        notes.add("name")  # that of a tool's result is known from its call
+    return {key_of("unread_key", name) for name in notes}
+
+
 def reads_thoughts(template: str) -> bool:
     """Whether a template reads a field of a thought."""
-    return any(re.search(rf"""\.{name}\b|["']{name}["']""", template) for name in THOUGHTS)
+    return any(_reads(template, name) for name in THOUGHTS)
+
+
+def _reads(template: str, name: str) -> bool:
+    return re.search(rf"""\.{name}\b|["']{name}["']""", template) is not None
 
 
 def _opened(before: str, openings: Sequence[str]) -> int | None:
@@ -153,7 +180,7 @@ class Conversation:
                 elif field.thought and reasoning == "drop" and not changed:
                     notes.add(key_of("dropped_thought"))
                 else:
-                    more = ', or set data.reasoning to "drop" or "inline"' if field.thought else ""
+                    more = _advice(field, reasoning)
                     does = "changes" if changed else "leaves out"
                     raise ValueError(
                         f"the chat template {does} {field.name} of turn {turn + 1}: give a `data.chat_template` that "

@@ -35,6 +35,7 @@ from rptrain.planner.refusals import adapter_of
 from rptrain.planner.timings import Conditions
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
+from rptrain.utils.limited import end_idle
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +141,7 @@ def prepare_job(
     sequences, held_out = training_set(config, model_dir, spec.vocab_size, tokenizer, report)
     if config.data.val:
         held_out = validation_set(config, model_dir, spec.vocab_size, tokenizer, report)
+    end_idle()  # those that tokenized: the run does not need them
     batches = batches_of(sequences, config)
     validation = None if held_out is None else batches_of(held_out, config)
     total = total_steps(config, batches.steps_per_epoch)

@@ -134,12 +134,11 @@ def _advice(restored: str, sequences: Sequences, meta: Mapping[str, Any]) -> str
     """What to do about a checkpoint with this metadata that was trained on other sequences than these."""
     if not earlier.is_earlier(meta):
         return f"restore {restored}"
-    if changes := rules(sequences.rows.notes):
-        return (
-            f"rptrain now trains some of these rows otherwise ({'; '.join(changes)}). Resume with the version of "
-            f"rptrain that wrote it, restore {restored} if other rows have changed"
-        )
-    return f"restore {restored}, resume with the versions of rptrain, transformers and tokenizers that wrote it"
+    changes = "; ".join(rules(sequences.rows.notes, sequences.rows.bad))
+    return (
+        f"restore {restored} if it has changed; if not, rptrain now reads some rows in another way ({changes}): resume "
+        "with the versions of rptrain, transformers and tokenizers that wrote the checkpoint"
+    )
 
 
 def _check_model(run: RunDir) -> None:

@@ -251,7 +251,8 @@ class _Child:
 
 
 @atexit.register
-def _end_idle() -> None:
+def end_idle() -> None:
+    """Ends the children that have no work."""
     while _idle:
         _idle.pop().kill()
 

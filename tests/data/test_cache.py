@@ -111,6 +111,22 @@ def test_more_large_files_than_may_be_open(folder, tokenizer, monkeypatch):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_the_cache_is_the_same_with_any_number_of_processes(folder, tokenizer, monkeypatch):
+    """Under torchrun, processes share the cores."""
+    monkeypatch.setattr(template, "ROWS", 2)
+    monkeypatch.setattr("rptrain.utils.parallel.cores", lambda: 4)
+    counts, pool = list[int](), template.Pool
+    monkeypatch.setattr(template, "Pool", lambda count: counts.append(count) or pool(count))
+    written = set[bytes]()
+    for world in ("4", "2", ""):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", world)
+        go(folder, tokenizer)
+        (file,) = (folder / "kept").glob("*.safetensors")
+        written.add(file.read_bytes())
+        file.unlink()
+    assert counts == [1, 2, 4] and len(written) == 1
+
+
 def test_a_file_is_read_as_its_tokens_are_written(tokenizer, monkeypatch):
     """One without an end, here: only some of it is in memory."""
     endless = ((number, json.loads(row(number))) for number in count(1))
@@ -138,6 +154,11 @@ def test_what_tokens_depend_on_is_in_the_key(folder, tokenizer, reads, monkeypat
     other = load_tokenizer_like(tokenizer)
     go(folder, other, "moved.jsonl")
     assert len(reads) == 6
+    for with_tools in ("{{ tools }}", "{{ tools | tojson }}"):
+        templates = {"default": tokenizer.chat_template, "tool_use": with_tools}
+        monkeypatch.setattr(other, "chat_template", templates)
+        go(folder, other, "moved.jsonl")
+    assert len(reads) == 8
 
 
 def load_tokenizer_like(tokenizer):

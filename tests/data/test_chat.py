@@ -175,7 +175,8 @@ def parse(tmp_path):
         (tmp_path / "rows.jsonl").write_text(json.dumps(row))
         tally = Tally()
         found = list(read(tmp_path / "rows.jsonl", tally=tally))
-        return (found or tally.first)[0], set(tally.notes)
+        detailed = {note.partition(":")[0] for note in tally.notes if ":" in note}
+        return (found or tally.first)[0], tally.notes.keys() - detailed
 
     return parse
 
@@ -220,6 +221,50 @@ def test_flags_that_only_some_turns_have(parse):
 def test_flags_that_say_nothing_clear(parse, flags, reason):
     bad, _ = parse({"messages": [USER, ANSWER | flags]})
     assert reason in bad
+
+
+def test_a_flag_in_a_prompt(parse):
+    bad, _ = parse({"prompt": [USER, ANSWER | {"loss": 1}, USER], "completion": [ANSWER]})
+    assert "a message of `prompt` has a flag that trains on it" in bad
+    example, notes = parse({"prompt": [USER, ANSWER | {"loss": 0}, USER], "completion": [ANSWER]})
+    assert example.learned == (False, False, False, True) and notes == {"flag:loss"}
+
+
+@pytest.mark.parametrize("key", ["tools", "functions", "system"])
+def test_what_two_texts_cannot_say(parse, key):
+    bad, _ = parse({"prompt": "2+2=", "completion": "4", key: [{"name": "add"}] if key != "system" else "be brief"})
+    assert f"`{key}` stands beside two texts" in bad
+
+
+THINKING = {"type": "thinking", "thinking": "I add."}
+
+
+@pytest.mark.parametrize(
+    ("field", "found"),
+    [
+        ({"thinking": [THINKING]}, {"thinking": "I add."}),
+        ({"reasoning_content": [{"type": "text", "text": "I "}, {"type": "text", "text": "add."}]}, "I add."),
+        ({"reasoning": {"text": "I add."}}, "`reasoning` is not text"),
+        ({"thought": [{"type": "image"}]}, "`thought` has a part of type 'image'"),
+        ({"thinking": "I add.", "reasoning_content": "I add."}, "I add."),
+        (
+            {"thinking": "I add.", "reasoning_content": "I sum."},
+            "a message has several thoughts (reasoning_content, thinking)",
+        ),
+        (
+            {"reasoning_details": [{"type": "reasoning.text", "text": "I add."}]},
+            "the thought is in `reasoning_details`",
+        ),
+        ({"reasoning": "I add.", "reasoning_details": [{"text": "I add."}]}, {"reasoning": "I add."}),
+    ],
+)
+def test_thoughts(parse, field, found):
+    example, _ = parse({"messages": [USER, ANSWER | field]})
+    if isinstance(example, str):
+        assert isinstance(found, str) and found in example
+    else:
+        found = found if isinstance(found, dict) else {"reasoning_content": found}
+        assert found.items() <= example.messages[1].items()
 
 
 def test_a_mask_of_the_other_polarity(parse):

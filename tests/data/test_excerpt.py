@@ -138,6 +138,9 @@ def test_what_is_said_of_bad_rows(tmp_path: Path, tokenizer: object) -> None:
         check(10, 5)
     with pytest.raises(UserError, match="64 of 64 first rows are bad"):
         check(10, 500)
+    for allowed in (0, 3):  # more rows are bad already, however many follow
+        with pytest.raises(UserError, match=r"data\.max_bad_rows allows (no row|3 rows) to be bad"):
+            check(500, 4, allowed)
     assert "5 of 64 first rows are bad" in (said := check(100, 5)) and "allows 1% of the rows to be bad; more" in said
     for limit in (0.5, 5):
         assert "5 of 15 rows are bad" in (said := check(10, 5, limit)) and "They are left out." in said

@@ -23,6 +23,7 @@ CASES = {
     "dpo-without-prompt": ({"chosen": SAID, "rejected": SAID}, "preference data (chosen, rejected)"),
     "dpo-sharegpt": (TURNS | {"chosen": {"from": "gpt"}, "rejected": {}}, "preference data (chosen, rejected)"),
     "dpo-openai": ({"preferred_output": SAID, "non_preferred_output": SAID}, "preference data (non_preferred_output"),
+    "a-worse-answer": (ALPACA | {"rejected": "3"}, "preference data (rejected)"),
     "ms-swift": (CHAT | {"rejected_response": "3"}, "preference data (rejected_response)"),
     "ms-swift-messages": (CHAT | {"rejected_messages": SAID}, "preference data (rejected_messages)"),
     "ranking": (ALPACA | {"output": ["2", "3"]}, "preference data (output)"),
@@ -112,7 +113,7 @@ def test_placeholders_without_media_are_noted(parse):
     first = {"messages": [{"role": "user", "content": "<image>who?"}, SAID[1]], "images": []}
     found, tally = parse([first, TEXT, first | {"images": ["a.jpg"]}])
     assert len(found) == 1 and tally.bad == 2
-    assert tally.notes == {"placeholder:<image>": 1, "other_task": 1}
+    assert tally.notes == {"placeholder": 1, "placeholder:<image>": 1, "other_task": 1}
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])

@@ -238,6 +238,9 @@ def test_arguments_as_json_text_for_a_template_that_joins_them_to_text():
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
     supervised, _, _ = turns(text, [("user", "q"), ("assistant", call({"city": 'Paris "é"', "days": 3}))], tools=TOOLS)
     assert supervised == ['>>>weather {"city": "Paris \\"é\\"", "days": 3}<|im_end|>']
+    printed = text.replace("' ' + c.function.arguments", "' ' ~ c.function.arguments")
+    supervised, _, _ = turns(printed, [("user", "q"), ("assistant", call({"ok": True, "n": None}))], tools=TOOLS)
+    assert supervised == ['>>>weather {"ok": true, "n": null}<|im_end|>'], "not as Python prints them"
 
 
 def test_a_reply_before_the_first_question():
@@ -352,10 +355,45 @@ def test_other_fields_of_thoughts(name):
     assert turns(written, [("user", "q"), ("assistant", {"content": "2", name: "I add."})])[0] == ["I add.2<|im_end|>"]
 
 
-def test_tools_of_a_message_that_the_template_does_not_write_are_noted():
-    assert turns(CHATML, [("system", {"content": "s", "tools": "[]!"}), ("user", "q"), ("assistant", "a")])[2] >= {
-        "ignored_key"
-    }
+@pytest.mark.parametrize(("role", "field"), [("system", {"tools": "[]!"}), ("user", {"name": "Ann"})])
+def test_fields_of_a_message_that_the_template_does_not_read_are_noted(role, field):
+    said = [(role, {"content": "s", **field}), ("user", "q"), ("assistant", "a")]
+    assert turns(CHATML, said)[2] == {"unread_key"}
+    (name,) = field
+    assert not turns(CHATML.replace("+ m.role", f"+ m.role + (m.{name} or '')"), said)[2]
+
+
+@pytest.mark.parametrize(
+    ("field", "refused"),
+    [
+        ({"channel": "analysis"}, "a message has `channel` 'analysis', which the chat template does not read"),
+        ({"channel": "final", "recipient": "functions.weather"}, "a message has `recipient` 'functions.weather'"),
+        ({"channel": "final", "recipient": "all"}, ""),
+    ],
+)
+def test_messages_for_others_than_the_user(field, refused):
+    """As in exports of gpt-oss's format: without the field, a thought or a call would be trained as an answer."""
+    said = [("user", "q"), ("assistant", {"content": "a", **field})]
+    if refused:
+        with pytest.raises(ValueError, match=refused):
+            turns(CHATML, said)
+        return
+    assert turns(CHATML, said)[0] == ["a<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "said", "advice"),
+    [
+        ("refuse", {"content": "2", "thought": "I add."}, 'or set data.reasoning to "drop" or "inline"'),
+        ("refuse", {"content": "<think>I add.</think>2"}, 'or set data.reasoning to "drop"'),
+        ("inline", {"content": "<think>I add.</think>2"}, 'or set data.reasoning to "drop"'),
+    ],
+)
+def test_advice_about_thoughts_that_are_left_out(reasoning, said, advice):
+    cut = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
+    with pytest.raises(ValueError) as raised:
+        turns(cut, [("user", "q"), ("assistant", said)], reasoning=reasoning)
+    assert str(raised.value).endswith(advice)
 
 
 def test_calls_that_end_without_a_token_where_other_replies_have_one():

@@ -12,7 +12,7 @@ import pytest
 import rptrain.data.datasets
 from rptrain.checkpoint.state import read_state
 from rptrain.data import cache, earlier
-from rptrain.data.notes import NOTES, Note, key_of
+from rptrain.data.notes import NOTES, Note
 from rptrain.data.sequences import Sequences
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
@@ -91,22 +91,21 @@ def test_data_that_changed_after_an_earlier_version_began_the_run(folder, begin_
     val = f'data.val=[{{path="{folder}/val.jsonl"}}]'
     run = begin_earlier(folder, val)
     write(folder / "chats.jsonl", range(41))
-    versions = "resume with the versions of rptrain, transformers and tokenizers that wrote it, or start"
-    with pytest.raises(UserError, match=rf"the data differs from \S+ {run.checkpoint_path(1)} .*the data, {versions}"):
+    with pytest.raises(UserError, match=rf"the data differs from \S+ {run.checkpoint_path(1)} .*restore the data"):
         go(folder, val)
     write(folder / "chats.jsonl", range(40))
     write(folder / "val.jsonl", range(4))
-    with pytest.raises(UserError, match=f"validation set differs from .*: restore it, {versions}"):
+    with pytest.raises(UserError, match="validation set differs from .*: restore it"):
         go(folder, val)
     prepare = rptrain.data.datasets.prepare
 
     def noting(**settings: Any) -> Sequences:
         sequences = prepare(**settings)
-        return replace(sequences, rows=replace(sequences.rows, notes=Counter({key_of("ignored_key", "loss"): 3})))
+        return replace(sequences, rows=replace(sequences.rows, notes=Counter({"ignored_key": 3})))
 
     monkeypatch.setattr(rptrain.data.datasets, "prepare", noting)
     monkeypatch.setitem(NOTES, "ignored_key", Note("{rows}: {details}", rule="keys of messages are read"))
-    rule = r"rptrain now trains some of these rows otherwise \(keys of messages are read\)\. Resume with the version"
+    rule = r"rptrain now reads some rows in another way \(keys of messages are read\)"
     with pytest.raises(UserError, match=f"validation set differs from .*{rule}"):
         go(folder, val)
     write(folder / "chats.jsonl", range(41))
