@@ -25,7 +25,7 @@ QUOTED = re.compile(r"""'((?:[^'\\\n]|\\.)*)'|"((?:[^"\\\n]|\\.)*)\"""")
 
 
 @dataclass(frozen=True)
-class Field:
+class MarkedField:
     """A text of a conversation, or a number among the arguments of a call."""
 
     turn: int
@@ -53,7 +53,7 @@ class Marked:
     """A conversation with marks, and the fields that they stand for."""
 
     messages: list[Message]
-    fields: list[Field]
+    fields: list[MarkedField]
     pattern: re.Pattern[str]  # finds all marks
 
     def written(self, text: str) -> set[str]:
@@ -87,7 +87,7 @@ class _Marker:
         self._beginning = beginning
         self._pattern = re.compile(f"{beginning}[0-9]{{{DIGITS}}}")
         self._tested = re.compile("(" + "|".join(map(re.escape, tested_texts(template))) + ")")
-        self._fields = list[Field]()
+        self._fields = list[MarkedField]()
 
     def marked(self, calls: bool) -> Marked:
         messages = [self._message(turn, message, calls) for turn, message in enumerate(self._messages)]
@@ -134,7 +134,7 @@ class _Marker:
 
     def _add(self, turn: int, name: str, value: str | float, *, thought: bool = False, call: bool = False) -> str:
         text = f"{self._beginning}{len(self._fields):0{DIGITS}d}"
-        self._fields.append(Field(turn, name, value, text, thought, call))
+        self._fields.append(MarkedField(turn, name, value, text, thought, call))
         return text
 
     def _call(self, turn: int, number: int, call: dict[str, Any]) -> dict[str, Any]:
@@ -173,19 +173,19 @@ def _thoughts(parts: list[str]) -> set[int]:
 
 
 @dataclass(frozen=True)
-class Place:
+class MarkedPlace:
     """A mark in a rendering, and the value in its place in the text."""
 
-    field: Field
+    field: MarkedField
     start: int  # characters of the text
     end: int
 
 
 @dataclass(frozen=True)
-class Layout:
+class Alignment:
     """The texts of a conversation in a rendering, in order, and what the template writes between them."""
 
-    places: list[Place]
+    places: list[MarkedPlace]
     text: str
 
     def before(self, number: int) -> str:
@@ -198,7 +198,7 @@ class Layout:
         return self.text[self.places[number].end : following]
 
 
-def align(text: str, rendered: str, marked: Marked) -> Layout | None:
+def align(text: str, rendered: str, marked: Marked) -> Alignment | None:
     """The places of the fields in `text`, from the rendering with marks.
 
     None if the template changes what it writes in other ways than by spaces around it and JSON's escapes.
@@ -208,7 +208,7 @@ def align(text: str, rendered: str, marked: Marked) -> Layout | None:
     found = marked.pattern.findall(rendered)
     if not text.startswith(parts[0]):
         return None
-    places, at = list[Place](), len(parts[0])
+    places, at = list[MarkedPlace](), len(parts[0])
     for name, literal in zip(found, parts[1:], strict=True):
         field = fields[name]
         for form in field.forms():
@@ -217,12 +217,12 @@ def align(text: str, rendered: str, marked: Marked) -> Layout | None:
                 break
         else:
             return None
-        places.append(Place(field, at, end))
+        places.append(MarkedPlace(field, at, end))
         at = end + len(literal)
-    return Layout(places, text) if at == len(text) else None
+    return Alignment(places, text) if at == len(text) else None
 
 
-def around(layout: Layout, turn: int) -> tuple[int, int] | None:
+def around(layout: Alignment, turn: int) -> tuple[int, int] | None:
     """The numbers of the first and the last place of a turn; None if it has none, or if others stand between.
 
     A text that is written again elsewhere counts where it is written first.

@@ -19,18 +19,18 @@ FIRST = 1.0  # seconds of measurements before there is a rate
 WINDOW = 10.0  # seconds over which the rate is measured, or more:
 ROWS = 4096  # rows over which it is measured at least, because many are finished at once
 
-_LINE = re.compile(r"reading .+: [\d,]+ rows?(?:, |$)")  # see `Reading.sentence`
+_LINE = re.compile(r"reading .+: [\d,]+ rows?(?:, |$)")  # see `ReadProgress.sentence`
 _PERCENT = re.compile(r", (\d{1,3})%(?:, |$)")
 
 
-class Line(Protocol):
+class HasLine(Protocol):
     """A document, by the line of the file that it was made from."""
 
     @property
     def line(self) -> int: ...
 
 
-class Rows(Protocol):
+class RowCounts(Protocol):
     """The counts of a file's rows."""
 
     @property
@@ -41,11 +41,11 @@ class Rows(Protocol):
 
 
 T = TypeVar("T")
-D = TypeVar("D", bound=Line)
+D = TypeVar("D", bound=HasLine)
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadProgress:
     """How far the files of a data set have been read, rendered and tokenized."""
 
     file: str  # its name
@@ -79,16 +79,16 @@ class Reading:
         return one_line(self.file) + (f" ({self.number:,} of {self.files:,})" if self.files > 1 else "")
 
 
-Report = Callable[[Reading], object]  # called a few times per second, and at the end of each file
+Report = Callable[[ReadProgress], object]  # called a few times per second, and at the end of each file
 
 
 def is_sentence(line: str) -> bool:
-    """Whether a line of a trainer's output is a `Reading.sentence`."""
+    """Whether a line of a trainer's output is a `ReadProgress.sentence`."""
     return _LINE.match(line) is not None
 
 
 def share_in(sentence: str) -> float | None:
-    """The share of all bytes that a `Reading.sentence` names."""
+    """The share of all bytes that a `ReadProgress.sentence` names."""
     found = _PERCENT.search(sentence)
     return None if found is None else int(found[1]) / 100
 
@@ -117,7 +117,7 @@ class Watch:
         self._number = -1
         self._before = 0  # rows of the files before
 
-    def begin(self, number: int, counts: Rows) -> None:
+    def begin(self, number: int, counts: RowCounts) -> None:
         """The file with this number, from 0, is read from now on. `counts` are counted while it is read."""
         if number != self._number + 1:  # those between were not read: their bytes took no time
             self._samples.clear()
@@ -154,7 +154,7 @@ class Watch:
             self._due = now + PAUSE
             self._report(self._reading(now))
 
-    def _reading(self, now: float, *, done: bool = False) -> Reading:
+    def _reading(self, now: float, *, done: bool = False) -> ReadProgress:
         seconds = now - self._began
         rows = self._counts.total if done else self._documents + self._counts.bad
         share = 1.0 if done else self._share(seconds)
@@ -163,7 +163,7 @@ class Watch:
         if rows:  # the time until the first one is that of starting child processes
             self._add(_Sample(now, self._before + rows, nbytes))
         place = nbytes if nbytes is not None else before or None
-        return Reading(
+        return ReadProgress(
             file=self._files[self._number].name,
             number=self._number + 1,
             files=len(self._files),

@@ -21,7 +21,7 @@ SHORT = 1 << 18  # maximum characters of a text that is tokenized here; longer o
 
 
 @dataclass(frozen=True)
-class Settings:
+class EncodeSettings:
     """What the tokens of a row depend on."""
 
     tokenizer: str  # the path of a tokenizer.json
@@ -50,14 +50,14 @@ class Tokens(NamedTuple):
 Encoded = Tokens | Rendering | str  # a rendering that is too long to be tokenized here; or why the row is bad
 
 
-def load(settings: Settings) -> None:
+def load(settings: EncodeSettings) -> None:
     """Loads what `encode_rows` needs, which takes longer than a row may."""
     _tokenizer(settings.tokenizer, settings.split_special)
     if settings.template is not None:
         load_transformers()
 
 
-def encode_rows(settings: Settings, rows: Sequence[bytes]) -> Iterator[Encoded]:
+def encode_rows(settings: EncodeSettings, rows: Sequence[bytes]) -> Iterator[Encoded]:
     """What becomes of each row: pickled messages, tools and flags, or a text and the characters of its prompt."""
     for row in rows:
         try:
@@ -68,7 +68,7 @@ def encode_rows(settings: Settings, rows: Sequence[bytes]) -> Iterator[Encoded]:
             yield NESTED
 
 
-def _encoded(settings: Settings, row: tuple[Any, ...]) -> Encoded:
+def _encoded(settings: EncodeSettings, row: tuple[Any, ...]) -> Encoded:
     if len(row) == 2:
         return _tokens_of_text(settings, *row)
     assert settings.template is not None
@@ -84,7 +84,7 @@ def _encoded(settings: Settings, row: tuple[Any, ...]) -> Encoded:
     return tokens_of_chat(settings, rendering, ids, offsets)
 
 
-def tokens_of_chat(settings: Settings, rendering: Rendering, ids: list[int], offsets: list[Span]) -> Tokens:
+def tokens_of_chat(settings: EncodeSettings, rendering: Rendering, ids: list[int], offsets: list[Span]) -> Tokens:
     """The tokens of a rendered conversation."""
     supervised, notes = within(offsets, rendering.spans), rendering.notes
     if more := _more_bos(settings, ids):
@@ -96,13 +96,13 @@ def tokens_of_chat(settings: Settings, rendering: Rendering, ids: list[int], off
     return Tokens(np.array(ids, np.int32).tobytes(), supervised.tobytes(), end, notes)
 
 
-def _tokens_of_text(settings: Settings, text: str, prompt: int) -> Tokens:
+def _tokens_of_text(settings: EncodeSettings, text: str, prompt: int) -> Tokens:
     """The tokens of a text, of which the first `prompt` characters are context only."""
     ids, offsets = _tokenize(settings, text, special=True)
     return tokens_of_text(settings, text, prompt, ids, offsets)
 
 
-def tokens_of_text(settings: Settings, text: str, prompt: int, ids: list[int], offsets: list[Span]) -> Tokens:
+def tokens_of_text(settings: EncodeSettings, text: str, prompt: int, ids: list[int], offsets: list[Span]) -> Tokens:
     notes = tuple[str, ...]()
     supervised = within(offsets, [(prompt, len(text))]) if prompt else np.ones(len(ids), bool)
     if more := _more_bos(settings, ids):
@@ -115,7 +115,7 @@ def tokens_of_text(settings: Settings, text: str, prompt: int, ids: list[int], o
     return Tokens(np.array(ids, np.int32).tobytes(), supervised.tobytes(), notes=notes)
 
 
-def _more_bos(settings: Settings, ids: list[int]) -> int:
+def _more_bos(settings: EncodeSettings, ids: list[int]) -> int:
     """The number of BOS tokens at the beginning besides the first."""
     count = next((number for number, token in enumerate(ids) if token != settings.bos), len(ids))
     return max(0, count - 1)
@@ -131,7 +131,7 @@ def within(offsets: list[Span], spans: list[Span]) -> np.ndarray:
     return mask
 
 
-def _tokenize(settings: Settings, text: str, *, special: bool) -> tuple[list[int], list[Span]]:
+def _tokenize(settings: EncodeSettings, text: str, *, special: bool) -> tuple[list[int], list[Span]]:
     """The tokens of a text and their places. `special`: adds the tokens that the tokenizer puts around texts."""
     with panics(settings.name):
         encoding = _tokenizer(settings.tokenizer, settings.split_special).encode(text, add_special_tokens=special)

@@ -16,7 +16,7 @@ import numpy as np
 from rptrain.data import notes, templates
 from rptrain.data.formats import Example, Tally
 from rptrain.data.render import LONGEST, NESTED, Template, exceeded, is_special, too_long
-from rptrain.data.rows import SHORT, Encoded, Settings, Tokens, encode_rows, load, tokens_of_chat, tokens_of_text
+from rptrain.data.rows import SHORT, Encoded, EncodeSettings, Tokens, encode_rows, load, tokens_of_chat, tokens_of_text
 from rptrain.data.tokens import Document, tokenized
 from rptrain.data.turns import Reasoning, Rendering
 from rptrain.utils import temporary
@@ -80,7 +80,7 @@ class _Encoder:
     ):
         self._tokenizer, self._chat_template = tokenizer, chat_template
         self._eos_ids = eos_ids | ({tokenizer.eos_token_id} - {None})
-        self._texts = Settings(
+        self._texts = EncodeSettings(
             tokenizer=_file_of(tokenizer),
             name=str(tokenizer.name_or_path),
             split_special=bool(tokenizer.split_special_tokens),
@@ -96,12 +96,12 @@ class _Encoder:
         )
 
     @cached_property
-    def _chats(self) -> Settings:
+    def _chats(self) -> EncodeSettings:
         text = load_template(self._tokenizer, self._chat_template)
         with_tools = template_for_tools(self._tokenizer, self._chat_template)
         return replace(self._texts, template=Template.of(self._tokenizer, text, with_tools, self._eos_ids))
 
-    def settings(self, items: "list[_Item]") -> Settings:
+    def settings(self, items: "list[_Item]") -> EncodeSettings:
         """The settings for some examples. Raises UserError if they need what the tokenizer does not have."""
         if any(example.text is not None for example, _ in items):
             _check_end(self._tokenizer)

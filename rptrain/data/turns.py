@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from rptrain.data.marks import TAGS, TESTED, Field, Marked, align, around, mark
+from rptrain.data.marks import TAGS, TESTED, Marked, MarkedField, align, around, mark
 from rptrain.data.messages import THOUGHTS, Message
 from rptrain.data.notes import key_of
 from rptrain.data.render import Applier, Span, Template, Tools
@@ -103,7 +103,7 @@ class Renderer:
         return changed, notes
 
 
-def _advice(field: Field, reasoning: Reasoning) -> str:
+def _advice(field: MarkedField, reasoning: Reasoning) -> str:
     """The end of a sentence about a field that is left out: which other `reasoning` trains on its row."""
     if not field.thought or reasoning == "drop":
         return ""
@@ -168,7 +168,7 @@ class Conversation:
         the text's turn is the last. Returns notes about what it leaves out.
         """
         notes = set[str]()
-        missing: dict[int, list[Field]] = {}
+        missing: dict[int, list[MarkedField]] = {}
         for field in self._missing():
             missing.setdefault(field.turn, []).append(field)
         for turn, fields in missing.items():
@@ -188,7 +188,7 @@ class Conversation:
                     )
         return notes
 
-    def _missing(self) -> list[Field]:
+    def _missing(self) -> list[MarkedField]:
         """The texts that the template leaves out. Those that it refuses as marks are looked for in the whole text."""
         fields = [] if self._marked is None else self._marked.fields
         written = set() if self._marked is None else self._marked.written(self._rendered)

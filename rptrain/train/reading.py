@@ -8,7 +8,7 @@ from typing import Self
 
 from rich.console import Console
 
-from rptrain.data.progress import Reading
+from rptrain.data.progress import ReadProgress
 from rptrain.utils.console import TerminalBar
 
 SHORT = 1.0  # seconds of reading that show no bar
@@ -34,7 +34,7 @@ class ReadingDisplay(TerminalBar):
         self._period = float(environment.get(PERIOD_KEY, PERIOD))
         self._next: float | None = None  # when the bar begins, or the next line is printed
 
-    def report(self, reading: Reading) -> None:
+    def report(self, reading: ReadProgress) -> None:
         """Show this, if it is time."""
         now = self._clock()
         if self._next is None:

@@ -6,7 +6,7 @@ import torch
 
 from rptrain.config.schema import TrainSet
 from rptrain.data.loader import Batches, load_tokenizer, prepare
-from rptrain.data.progress import Reading
+from rptrain.data.progress import ReadProgress
 from rptrain.kernels.batch import IGNORED
 from rptrain.utils.errors import UserError
 
@@ -197,7 +197,7 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path):
 
 
 def test_files_that_are_not_cached_are_reported(tmp_path, tokenizer):
-    readings = list[Reading]()
+    readings = list[ReadProgress]()
 
     def read() -> list[tuple[str, int, int, int]]:
         """The files that were read to their end, with their number and their rows."""

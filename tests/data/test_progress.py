@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rptrain.data.formats import Tally
-from rptrain.data.progress import FIRST, PAUSE, ROWS, Reading, Watch, is_sentence, share_in
+from rptrain.data.progress import FIRST, PAUSE, ROWS, ReadProgress, Watch, is_sentence, share_in
 from rptrain.data.read import Position, share_of
 from rptrain.utils.errors import UserError
 
@@ -44,8 +44,10 @@ def read(clock: Clock, tally: Tally, rows: int, seconds: float) -> Iterator[At]:
         yield At(line)
 
 
-def reported(files: Sequence[Path], rows: Sequence[int], seconds: float, skipped: Sequence[int] = ()) -> list[Reading]:
-    clock, readings = Clock(), list[Reading]()
+def reported(
+    files: Sequence[Path], rows: Sequence[int], seconds: float, skipped: Sequence[int] = ()
+) -> list[ReadProgress]:
+    clock, readings = Clock(), list[ReadProgress]()
     watch = Watch(files, readings.append, clock)
     for number, count in enumerate(rows):
         if number not in skipped:
@@ -60,7 +62,9 @@ def test_rows_rate_and_the_time_that_is_left(tmp_path):
     middle = readings[len(readings) // 2]
     assert middle.rate == pytest.approx(20) and middle.share == pytest.approx(middle.rows / 1000)
     assert middle.left == pytest.approx((1000 - middle.rows) * 0.05, abs=0.1)
-    assert readings[-1] == Reading("rows.jsonl", 1, 1, 1000, pytest.approx(50), pytest.approx(20), 1.0, None, done=True)
+    assert readings[-1] == ReadProgress(
+        "rows.jsonl", 1, 1, 1000, pytest.approx(50), pytest.approx(20), 1.0, None, done=True
+    )
     assert len(readings) <= 50 / PAUSE + 2
 
 
@@ -71,7 +75,7 @@ def test_neither_rate_nor_time_left_in_the_first_second(tmp_path):
 
 
 def test_the_pace_is_that_of_the_last_rows(tmp_path):
-    clock, readings, tally = Clock(), list[Reading](), Tally()
+    clock, readings, tally = Clock(), list[ReadProgress](), Tally()
     watch = Watch([file_of(tmp_path, 3 * ROWS)], readings.append, clock)
     watch.begin(0, tally)
     for row, _ in enumerate(watch.documents(read(clock, tally, 3 * ROWS, 0.01))):
@@ -83,7 +87,7 @@ def test_the_pace_is_that_of_the_last_rows(tmp_path):
 
 def test_rows_that_are_finished_many_at_once_have_a_steady_pace(tmp_path):
     """As where a machine is so slow that a thousand of them take longer than the pace is measured."""
-    clock, readings, tally = Clock(), list[Reading](), Tally()
+    clock, readings, tally = Clock(), list[ReadProgress](), Tally()
     watch = Watch([file_of(tmp_path, 20_000)], readings.append, clock)
     watch.begin(0, tally)
     for row, _ in enumerate(watch.documents(read(clock, tally, 20_000, 0.001))):
@@ -111,7 +115,7 @@ def test_cached_files_do_not_count_as_fast_ones(tmp_path):
 
 
 def test_rows_that_give_no_documents_are_counted(tmp_path):
-    clock, readings, tally = Clock(), list[Reading](), Tally()
+    clock, readings, tally = Clock(), list[ReadProgress](), Tally()
     watch = Watch([file_of(tmp_path, 100)], readings.append, clock)
     watch.begin(0, tally)
     for example in watch.examples(read(clock, tally, 100, 0.1)):
@@ -121,7 +125,7 @@ def test_rows_that_give_no_documents_are_counted(tmp_path):
 
 def test_a_file_that_disappears_has_no_time_left(tmp_path):
     path = file_of(tmp_path, 100)
-    clock, readings, tally = Clock(), list[Reading](), Tally()
+    clock, readings, tally = Clock(), list[ReadProgress](), Tally()
     watch = Watch([path], readings.append, clock)
     path.unlink()
     watch.begin(0, tally)
@@ -135,18 +139,18 @@ def test_nothing_is_done_without_a_report(tmp_path):
     assert watch.documents(rows) is rows and watch.examples(rows) is rows
 
 
-READING = Reading("a.jsonl", 1, 1, 24_000, 9.6, 2500.0, 0.404, 14.2)
+READING = ReadProgress("a.jsonl", 1, 1, 24_000, 9.6, 2500.0, 0.404, 14.2)
 
 
 @pytest.mark.parametrize(
     ("reading", "sentence", "share"),
     [
         (READING, "reading a.jsonl: 24,000 rows, 2,500 rows/s, 40%, 14 s left", 0.4),
-        (Reading("a: b\n.txt", 2, 5, 1, 0.1, None, None, None), "reading a: b␊.txt (2 of 5): 1 row", None),
-        (Reading("a.json", 1, 1, 0, 9.6, 2.5, 0.996, None), "reading a.json: 0 rows, 2.5 rows/s, 99%", 0.99),
+        (ReadProgress("a: b\n.txt", 2, 5, 1, 0.1, None, None, None), "reading a: b␊.txt (2 of 5): 1 row", None),
+        (ReadProgress("a.json", 1, 1, 0, 9.6, 2.5, 0.996, None), "reading a.json: 0 rows, 2.5 rows/s, 99%", 0.99),
     ],
 )
-def test_sentences(reading: Reading, sentence: str, share: float | None):
+def test_sentences(reading: ReadProgress, sentence: str, share: float | None):
     assert reading.sentence() == sentence
     assert is_sentence(sentence) and share_in(sentence) == share
 

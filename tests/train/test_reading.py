@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from rptrain.data.progress import Reading
+from rptrain.data.progress import ReadProgress
 from rptrain.train.reading import PERIOD_KEY, ReadingDisplay
 
-READING = Reading("a.jsonl", 1, 1, 0, 0, 2500.0, None, None)
+READING = ReadProgress("a.jsonl", 1, 1, 0, 0, 2500.0, None, None)
 
 
 def shown(

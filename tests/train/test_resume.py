@@ -95,7 +95,7 @@ def test_data_that_changed_after_an_earlier_version_began_the_run(folder, begin_
         go(folder, val)
     write(folder / "chats.jsonl", range(40))
     write(folder / "val.jsonl", range(4))
-    with pytest.raises(UserError, match="validation set differs from .*: restore it"):
+    with pytest.raises(UserError, match=r"validation set differs from .*: restore it"):
         go(folder, val)
     prepare = rptrain.data.datasets.prepare
 
