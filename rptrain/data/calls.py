@@ -111,6 +111,8 @@ def _declared(tools: list[Any], notes: set[str]) -> list[dict[str, Any]]:
             raise ValueError("`tools` has something that is not an object")
         outer = made if "function" in made else {"type": "function", "function": made}
         function = object_of(outer["function"])
+        if isinstance(function, dict) and outer.get("type") == "function" and is_blank(function.get("name")):
+            raise ValueError("`tools` has a function without a `name`")
         if isinstance(function, dict) and isinstance(function.get("parameters"), str):
             parameters = object_of(function["parameters"])
             if isinstance(parameters, dict):

@@ -83,6 +83,10 @@ def _conversation(row: dict[str, Any], messages: list[Message], learned: list[bo
     if row.get("system") and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text_of(row, "system")})
         learned.insert(0, False)
+    if not is_blank(row.get("chat_template_kwargs")):
+        raise ValueError("`chat_template_kwargs` is not given to the chat template: write it into `data.chat_template`")
+    if not is_blank(row.get("documents")):
+        notes.add(key_of("unread_key", "documents"))
     return {"messages": messages, "learned": tuple(learned), "tools": tools_of(row, notes), "notes": notes}
 
 

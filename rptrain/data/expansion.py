@@ -62,9 +62,10 @@ def check_parquet(path: Path, rows_at_once: int) -> Iterator[None]:
     expansion = Expansion(path)
     expansion.add(others)
     with ParquetFile(path, pre_buffer=False, read_dictionary=repeated) as file:
-        for batch in file.iter_batches(rows_at_once, columns=list(texts), use_threads=False):
-            expansion.add(sum(map(decoded_bytes, batch.columns)))
-            yield
+        for group in range(len(groups)):  # Arrow cannot join the dictionaries of several groups in nested columns
+            for batch in file.iter_batches(rows_at_once, [group], list(texts), use_threads=False):
+                expansion.add(sum(map(decoded_bytes, batch.columns)))
+                yield
 
 
 def check_arrow(path: Path, batches: Iterable[Any]) -> Iterator[None]:

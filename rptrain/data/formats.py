@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rptrain.data import chat
-from rptrain.data.messages import Message
+from rptrain.data.messages import Message, check_row_flags
 from rptrain.data.notes import count, key_of
 from rptrain.data.other_tasks import PLACEHOLDERS, OtherTask, check_task
 from rptrain.data.read import READERS, rows_of
@@ -180,6 +180,7 @@ def _parsed(
                 raise row if isinstance(row, ValueError) else ValueError("not a JSON object")
             if check:
                 check_task(row)
+            check_row_flags(row)
             example = Example(file, line, **_noted(parse(row), row))
         except ValueError as error:
             tally.add(line, error)

@@ -1,7 +1,8 @@
 """Loading of data sources as sequences, and the batch of each step."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from os.path import getsize, isfile
 from pathlib import Path
@@ -210,7 +211,7 @@ class Tokenizing:
         self.rows = replace(self.rows, notes=self.rows.notes + tally.notes, ends=self.rows.ends + tally.ends)
         return stream
 
-    def documents(self, examples: Iterable[formats.Example], tally: Tally) -> Iterator[Document]:
+    def documents(self, examples: Iterable[formats.Example], tally: Tally) -> Generator[Document, None, None]:
         return encode(
             examples,
             self._tokenizer,
@@ -237,8 +238,9 @@ class Tokenizing:
                 tally = Tally()
                 watch.begin(number, tally)
                 examples = watch.examples(formats.read(file, format, tally))
-                documents = watch.documents(self.documents(examples, tally))
-                found = cache.store(self._folder, key, self._of_whole(file, key, format, documents), tally), tally
+                with closing(self.documents(examples, tally)) as documents:  # which ends its processes
+                    whole = self._of_whole(file, key, format, watch.documents(documents))
+                    found = cache.store(self._folder, key, whole, tally), tally
             streams.append(replace(found[0], name=str(file), origin=self._origin(file, format, found[1])))
             tallies[str(file)] = found[1]
         tally = Tally.joined(tallies)

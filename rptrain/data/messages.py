@@ -36,6 +36,7 @@ FLAGS = {
     "loss": True,  # ms-swift and AgentInstruct
     "loss_mask": True,  # verl: 1 where the loss counts
     "loss_weight": True,  # LLaMA-Factory's newer format
+    "loss_scale": True,  # ms-swift
     "mask": False,  # ShareGPT files for trainers that mask a turn
     "masked": False,  # torchtune's Message
 }
@@ -64,6 +65,14 @@ FIELDS = {
     *THOUGHTS,
     PLAN,
 }
+
+
+def check_row_flags(row: dict[str, Any]) -> None:
+    """Raises ValueError if flags stand beside the messages or texts of a row and leave out some of them."""
+    for key in FLAG_KEYS.intersection(row):
+        value = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "false": 0, "true": 1}.get(str(row[key]).lower())
+        if isinstance(row[key], list) or (value is not None and value != FLAGS[key]):
+            raise ValueError(f"`{key}` of the row leaves it out of training: set it in messages, or remove the row")
 
 
 def is_trained(turn: Any) -> bool:
@@ -105,6 +114,9 @@ def _message(turn: dict[str, Any], notes: set[str]) -> Message:
     message["role"] = _role(written, name, notes)
     text = "value" if name == "from" else "content"
     if name == "from":
+        content, other = message.get("content", message.get("value")), turn.get("role")
+        if content != message.get("value") or (other and ROLES.get(str(other).lower(), other) != message["role"]):
+            raise ValueError("a message has `from` and `value`, and another `role` or `content`: keep one of them")
         message["content"] = text_of(message, "value")
         del message["from"], message["value"]
         if message.keys() & FIELDS > {"role", "content"}:
@@ -174,6 +186,8 @@ def _role(written: str, name: str, notes: set[str]) -> str:
 
 def _part(part: Any) -> str:
     if isinstance(part, dict) and part.get("type") == "text":
+        if flags := [key for key in FLAGS if part.get(key) is not None]:
+            raise ValueError(f"`{flags[0]}` stands in a part of `content`: give parts with flags messages of their own")
         return text_of(part, "text")
     kind = part.get("type") if isinstance(part, dict) else part
     raise ValueError(f"`content` has a part of type {kind!r}: only text can be trained on")

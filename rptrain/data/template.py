@@ -3,7 +3,7 @@
 import os
 import pickle
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property, partial
@@ -26,7 +26,7 @@ from rptrain.utils.parallel import own_cores
 
 CHUNK_TEXT = 1 << 21  # characters after which a text is tokenized in parts
 ROWS, ROW_BYTES = 256, 1 << 20  # maximum examples that a child process takes at once, and their bytes
-SECONDS = 5.0  # processor time of a row
+SECONDS, MESSAGES = 5.0, 20  # processor time of a row, and for as many messages more: some are rendered one by one
 SET = f"set `data.chat_template` to a Jinja file, or to one of {', '.join(templates.NAMES)}"
 
 _Item = tuple[Example, bytes | str | None]  # an example, and what `_row` makes of it
@@ -42,7 +42,7 @@ def encode(
     eos_ids: frozenset[int] = frozenset(),
     tally: Tally | None = None,
     processes: int | None = None,
-) -> Iterator[Document]:
+) -> Generator[Document, None, None]:
     """Yields the documents of the examples in order; only some are in memory at a time.
 
     In a conversation, the loss counts the messages to train on, each with the token that ends the turn; in a text
@@ -59,7 +59,9 @@ def encode(
         for items in _some(examples, assistant_only_loss):
             rows = [row for _, row in items if isinstance(row, bytes)]
             settings = encoder.settings(items)
-            encoded = pool.submit(encode_rows, settings, rows, seconds=SECONDS, setup=partial(load, settings))
+            most = max((len(example.messages or ()) for example, _ in items), default=0)
+            seconds = SECONDS * (1 + most // MESSAGES)
+            encoded = pool.submit(encode_rows, settings, rows, seconds=seconds, setup=partial(load, settings))
             waiting.append((items, encoded))
             if len(waiting) > 2 * count:
                 yield from encoder.documents(*waiting.popleft(), tally)

@@ -89,7 +89,8 @@ class Variant:
         without, answered = self._probed(1), self._probed(2)
         if self.prompt or without is None or answered is None:
             return self.prompt or None
-        return "" if self.always_prompts else self.rest(answered[0], without[0])
+        opening = self.rest(answered[0], without[0])
+        return "" if self.always_prompts or not opening.strip() else opening  # the model writes such spaces itself
 
     @cached_property
     def always_prompts(self) -> bool:

@@ -39,9 +39,10 @@ _NEW_NAMES = {"alpha": "lora_alpha", "dropout": "lora_dropout", "rslora": "use_r
 _RENAMED = re.compile(rf"^(?:{'|'.join(_NEW_NAMES)})\b(?= =)", re.MULTILINE)
 _REMOVED = re.compile(r"^double_quant = false\b.*$", re.MULTILINE)
 
-# A resumed run may change these keys: they do not affect the numbers, or only say when to stop. All others are fixed.
+# A resumed run may change these keys: they do not affect the numbers, only say when to stop, or affect the data alone,
+# which is compared. All others are fixed.
 _FREE = re.compile(
-    r"(save|log|eval)\..*|data\.(cache_dir|follow_links|max_bad_rows)|model\.hold|optim\.max_skipped_steps|"
+    r"(save|log|eval)\..*|data\.(cache_dir|follow_links|max_bad_rows|reasoning)|model\.hold|optim\.max_skipped_steps|"
     r"train\.(max_steps|eval_steps|early_stopping_patience)|"
     r"engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|stall_action|stall_timeout|trace)"
 )

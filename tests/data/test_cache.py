@@ -1,5 +1,6 @@
 """Tokenized files: kept by content, safe against damage and against others who write the same."""
 
+import errno
 import json
 import os
 import resource
@@ -18,7 +19,7 @@ from rptrain.data.loader import prepare
 from rptrain.data.template import encode
 from rptrain.data.tokens import Document, gather
 from rptrain.utils.errors import UserError
-from rptrain.utils.limited import call
+from rptrain.utils.limited import Pool, call
 
 from .documents import tokens_of
 
@@ -125,6 +126,24 @@ def test_the_cache_is_the_same_with_any_number_of_processes(folder, tokenizer, m
         written.add(file.read_bytes())
         file.unlink()
     assert counts == [1, 2, 4] and len(written) == 1
+
+
+def test_processes_end_with_a_cache_that_cannot_be_written(folder, tokenizer, monkeypatch):
+    """Before the error is raised, not when the generator is collected as garbage, maybe by one of its own threads."""
+    pools = list[Pool]()
+    monkeypatch.setattr(template, "Pool", lambda count: pools.append(Pool(count)) or pools[-1])
+
+    def full(cache_folder, key, documents, tally):
+        next(iter(documents))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache, "store", full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        go(folder, tokenizer)
+    (pool,) = pools
+    assert raised.tb, "it refers to the generator"
+    with pytest.raises(RuntimeError, match="shutdown"):
+        pool.submit(range, 3)
 
 
 def test_a_file_is_read_as_its_tokens_are_written(tokenizer, monkeypatch):

@@ -187,6 +187,7 @@ FLAGGED = [
     ("training", [False, 0.0, 1.0], [False, False, True]),
     ("loss_mask", [0, 0, 1], [False, False, True]),
     ("loss_weight", [0.0, 1.0, 0.0], [False, True, False]),
+    ("loss_scale", [None, 0.0, 1.0], [False, False, True]),
     ("mask", [True, True, False], [False, False, True]),
     ("masked", [None, 0, 1], [False, True, False]),
 ]
@@ -265,6 +266,35 @@ def test_thoughts(parse, field, found):
     else:
         found = found if isinstance(found, dict) else {"reasoning_content": found}
         assert found.items() <= example.messages[1].items()
+
+
+@pytest.mark.parametrize(
+    ("row", "refused"),
+    [
+        (
+            {"messages": [USER, ANSWER | {"content": [{"type": "text", "text": "2", "train": False}]}]},
+            "`train` stands in",
+        ),
+        ({"messages": [USER, ANSWER], "weight": 0}, "`weight` of the row"),
+        ({"messages": [USER, ANSWER], "loss_mask": [0, 1]}, "`loss_mask` of the row"),
+        ({"messages": [USER, ANSWER], "mask": True}, "`mask` of the row"),
+        ({"prompt": "2?", "completion": "2", "train": "false"}, "`train` of the row"),
+        ({"messages": [USER, ANSWER], "chat_template_kwargs": {"x": 1}}, "`chat_template_kwargs` is not given"),
+        ({"conversations": [{"from": "human", "value": "2?", "content": "3?"}]}, "another `role` or `content`"),
+        ({"conversations": [{"from": "human", "value": "2?", "role": "assistant"}]}, "another `role` or `content`"),
+        ({"messages": [USER, ANSWER], "tools": [{"type": "function"}]}, "a function without a `name`"),
+    ],
+)
+def test_what_would_be_lost_is_refused(parse, row, refused):
+    bad, _ = parse(row)
+    assert isinstance(bad, str) and refused in bad
+
+
+def test_what_says_the_same_twice_or_nothing(parse):
+    turns = [{"from": "human", "value": "1+1?", "role": "user", "content": "1+1?"}, {"from": "gpt", "value": "2"}]
+    row = {"conversations": turns, "weight": 1, "train": None, "loss": 0.7, "mask": "0", "chat_template_kwargs": {}}
+    example, _ = parse(row | {"documents": [{"title": "t"}]})
+    assert [message["role"] for message in example.messages] == ["user", "assistant"]
 
 
 def test_a_mask_of_the_other_polarity(parse):

@@ -34,7 +34,7 @@ WRITTEN = {
     "<|start_header_id|>assistant<|end_header_id|>\n\n⟦ four<|eot_id|>⟧"
     "<|start_header_id|>user<|end_header_id|>\n\nand four?<|eot_id|>"
     "<|start_header_id|>assistant<|end_header_id|>\n\n⟦eight<|eot_id|>⟧",
-    "mistral": "<s>[INST] be brief\n\ntwo and two?[/INST] ⟦ four</s>⟧[INST] and four?[/INST] ⟦eight</s>⟧",
+    "mistral": "<s>[INST] be brief\n\ntwo and two?[/INST]⟦  four</s>⟧[INST] and four?[/INST]⟦ eight</s>⟧",
     "vicuna": "<s>be brief USER: two and two? ASSISTANT:⟦  four</s>⟧USER: and four? ASSISTANT:⟦ eight</s>⟧",
 }
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}

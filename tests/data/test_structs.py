@@ -127,6 +127,18 @@ def test_columns_of_json(path):
     assert found[0].messages == row["messages"] and found[0].tools == row["tools"]
 
 
+@pytest.mark.parametrize("size", [100, 1000, 1024])
+def test_row_groups_of_any_size(tmp_path, size):
+    """A column such as `role` is stored as a dictionary in each of them."""
+    import pyarrow
+    from pyarrow import parquet
+
+    answer = {"role": "assistant", "content": "2"}
+    rows = [{"messages": [{"role": "user", "content": f"{number}?"}, answer]} for number in range(2100)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=size)
+    assert [example.messages for example in examples(tmp_path / "rows.parquet")[0]] == [row["messages"] for row in rows]
+
+
 def test_content_of_mixed_types(path):
     """A field of texts and lists is stored as JSON: a text has quotes, unless it is JSON itself."""
     import pyarrow

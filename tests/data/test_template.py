@@ -6,6 +6,7 @@ from rptrain.data import marks, template
 from rptrain.data.formats import Example, Tally
 from rptrain.data.template import encode
 from rptrain.utils.errors import UserError
+from rptrain.utils.limited import Pool
 
 # Templates in the manner of well-known ones; the tokenizer's own is ChatML.
 # A header before each turn, the date in the first, contents stripped.
@@ -210,6 +211,21 @@ def test_a_template_without_end_stops_at_its_first_conversation(tokenizer, monke
     examples = [*texts, Example("f", 3, messages=SHORT), *[Example("f", 4, messages=LONG)] * 9]
     with pytest.raises(UserError, match=f"^f:4: the chat template {reason} for one conversation: shorten the loops"):
         list(encode(examples, tokenizer, chat_template=text))
+
+
+def test_a_long_conversation_has_more_time(tokenizer, monkeypatch):
+    """Its turns may be rendered one by one."""
+    given = list[float]()
+
+    class Asked(Pool):
+        def submit(self, *arguments, seconds, **options):
+            given.append(seconds)
+            return super().submit(*arguments, seconds=seconds, **options)
+
+    monkeypatch.setattr(template, "Pool", Asked)
+    monkeypatch.setattr(template, "ROWS", 1)
+    list(encode([Example("f", 1, messages=SHORT * count) for count in (1, 10, 50)], tokenizer))
+    assert given == [template.SECONDS, 2 * template.SECONDS, 6 * template.SECONDS]
 
 
 def test_renderings_are_those_of_transformers(tokenizer):

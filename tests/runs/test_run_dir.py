@@ -308,8 +308,10 @@ def test_all_changes_are_named():
     assert changed(first, second) == ["train.seed was 0, is 1", "optim.eps was 1e-08, is 1.0"]
 
 
-def test_more_bad_rows_may_be_allowed():
-    assert changed(config().config, config("data.max_bad_rows=50").config) == []
+@pytest.mark.parametrize("setting", ["data.max_bad_rows=50", "data.reasoning=drop"])
+def test_what_only_the_data_depends_on_may_change(setting):
+    """The tokens are compared."""
+    assert changed(config().config, config(setting).config) == []
 
 
 def test_a_resumed_run_keeps_its_name():

@@ -43,9 +43,10 @@ def test_a_function_raises_here_and_its_process_goes_on():
         (list, (repeat(0),), "needs more than 256 MiB of memory"),
         (operator.mul, ("a", 1 << 29), "needs more than 256 MiB of memory"),
         (os.abort, (), "needs more than 256 MiB of memory"),
+        (signal.raise_signal, (signal.SIGKILL,), "was killed, as processes are when the machine is out of memory"),
         (os._exit, (3,), r"ends the process that handles it \(status 3\)"),
     ],
-    ids=["time", "many", "large", "abort", "exit"],
+    ids=["time", "many", "large", "abort", "kill", "exit"],
 )
 def test_limits(function, given, message):
     with pytest.raises(Limited, match=message):

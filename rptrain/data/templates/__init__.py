@@ -15,6 +15,8 @@ def text_of(given: str) -> str:
 
     A file with one of the names is used in place of the template. Raises UserError if it is none of these.
     """
+    if not given.strip():
+        raise UserError(f"data.chat_template is empty: set it to a Jinja file, or to one of {', '.join(NAMES)}")
     if "{" in given:
         return given
     path = Path(given)
