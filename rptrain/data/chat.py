@@ -5,7 +5,9 @@ from typing import Any
 from rptrain.data.calls import tools_beside, tools_of
 from rptrain.data.messages import Message, is_trained, messages_of
 from rptrain.data.notes import key_of
-from rptrain.data.values import check_not_python, is_blank, json_of, list_of, text_of
+from rptrain.data.values import check_not_python, is_blank, json_of, list_of, object_of, text_of
+
+NOTHING = (None, "", "[]", "{}", [], {})  # values of variables that change no template
 
 
 def chat(row: dict[str, Any], key: str) -> dict[str, Any]:
@@ -33,6 +35,7 @@ def alpaca(row: dict[str, Any]) -> dict[str, Any]:
     question = "\n".join(filter(None, (instruction, more)))
     messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     notes = set[str]()
+    _check_variables(row)
     if tools := tools_beside(row, notes):
         notes.add(key_of("fields"))
     return {"messages": messages, "tools": tools, "notes": notes}
@@ -52,9 +55,9 @@ def prompt_completion(row: dict[str, Any]) -> dict[str, Any]:
                 raise ValueError("`completion` is empty")
             if not is_blank(row.get("system")):
                 raise ValueError("`system` stands beside two texts: write it into `prompt`, or give lists of messages")
-            if key := next((key for key in ("tools", "functions") if not is_blank(row.get(key))), None):
-                raise ValueError(f"`{key}` stands beside two texts: give lists of messages, or leave it out")
-            return {"text": prompt + completion, "prompt": len(prompt)}
+            if tools_beside(row, notes):
+                raise ValueError("tools stand beside two texts: give lists of messages, or leave them out")
+            return {"text": prompt + completion, "prompt": len(prompt), "notes": notes}
         if not all(listed.values()):
             one, other = sorted(listed, key=lambda key: not listed[key])
             raise ValueError(f"`{one}` is a list of messages, but `{other}` is text: write both in the same way")
@@ -83,11 +86,20 @@ def _conversation(row: dict[str, Any], messages: list[Message], learned: list[bo
     if row.get("system") and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text_of(row, "system")})
         learned.insert(0, False)
-    if not is_blank(row.get("chat_template_kwargs")):
-        raise ValueError("`chat_template_kwargs` is not given to the chat template: write it into `data.chat_template`")
+    _check_variables(row)
     if not is_blank(row.get("documents")):
         notes.add(key_of("unread_key", "documents"))
     return {"messages": messages, "learned": tuple(learned), "tools": tools_of(row, notes), "notes": notes}
+
+
+def _check_variables(row: dict[str, Any]) -> None:
+    """Raises ValueError if a row has variables for the chat template."""
+    given = object_of(row.get("chat_template_kwargs"))
+    if isinstance(given, dict) and (names := [name for name, value in given.items() if value not in NOTHING]):
+        raise ValueError(
+            f"`chat_template_kwargs` has {', '.join(map(repr, names))}, which is not passed on: write the value into "
+            "`data.chat_template`, or leave it out of the row"
+        )
 
 
 def _is_chat(text: str, key: str) -> bool:

@@ -171,7 +171,7 @@ def _parsed(
     *,
     check: bool,
 ) -> Iterator[Example]:
-    """`check`: whether rows for other tasks are bad."""
+    """`check`: whether rows for other tasks, and with flags beside what is trained on, are bad."""
     for line, row in rows:
         tally.total += 1
         tally.line = line
@@ -180,8 +180,8 @@ def _parsed(
                 raise row if isinstance(row, ValueError) else ValueError("not a JSON object")
             if check:
                 check_task(row)
-            check_row_flags(row)
-            example = Example(file, line, **_noted(parse(row), row))
+            beside = check_row_flags(row) if check else set[str]()
+            example = Example(file, line, **_noted(parse(row), row, beside))
         except ValueError as error:
             tally.add(line, error)
             if isinstance(error, OtherTask):
@@ -191,9 +191,9 @@ def _parsed(
             yield example
 
 
-def _noted(fields: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+def _noted(fields: dict[str, Any], row: dict[str, Any], beside: set[str]) -> dict[str, Any]:
     """The fields of an Example with all notes about its row."""
-    notes = fields.pop("notes", set[str]())
+    notes = fields.pop("notes", set[str]()) | beside
     texts = [message["content"] for message in fields.get("messages") or ()] or [fields["text"]]
     notes |= {key_of("placeholder", tag) for text in texts if "<" in text for tag in PLACEHOLDERS if tag in text}
     if isinstance(row, Converted):

@@ -1,11 +1,12 @@
 """Messages of conversations, with OpenAI's keys or ShareGPT's, as chat templates read them."""
 
+from contextlib import suppress
 from typing import Any
 
 from rptrain.data.calls import calls_of, written_calls
 from rptrain.data.notes import key_of
 from rptrain.data.other_tasks import MEDIA
-from rptrain.data.values import is_blank, object_of, text_of
+from rptrain.data.values import is_blank, json_of, object_of, text_of
 
 Message = dict[str, Any]  # "role" and "content" are text; other keys depend on the chat template
 # Values of `from` in ShareGPT's files, and in those for axolotl and LLaMA-Factory.
@@ -43,6 +44,7 @@ FLAGS = {
 FLAG_KEYS = frozenset(FLAGS)
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")  # fields of a thought, in templates and in data
 PLAN = "tool_plan"  # the field of a thought before calls in templates of Cohere
+KINDS = ("text", "thinking")  # of the parts of a thought
 PARTS_OF_THOUGHTS = ("reasoning_details", "thinking_blocks")  # OpenRouter's and LiteLLM's, with signatures
 OLDER_FLAGS = ("weight", "train", "training")  # those that rptrain 0.1.0 knew
 # Fields that are part of a conversation, which chat templates may read; other keys are named in a note.
@@ -67,12 +69,23 @@ FIELDS = {
 }
 
 
-def check_row_flags(row: dict[str, Any]) -> None:
-    """Raises ValueError if flags stand beside the messages or texts of a row and leave out some of them."""
+def check_row_flags(row: dict[str, Any]) -> set[str]:
+    """Notes weights beside the messages or texts of a row. Raises ValueError for flags that leave out some of them."""
+    notes = set[str]()
     for key in FLAG_KEYS.intersection(row):
-        value = {"0": 0, "0.0": 0, "1": 1, "1.0": 1, "false": 0, "true": 1}.get(str(row[key]).lower())
-        if isinstance(row[key], list) or (value is not None and value != FLAGS[key]):
-            raise ValueError(f"`{key}` of the row leaves it out of training: set it in messages, or remove the row")
+        value = row[key]
+        if isinstance(value, str):
+            with suppress(ValueError):
+                value = json_of(value.strip().lower())
+        if key == "loss" and not isinstance(value, bool):  # a measurement
+            continue
+        if isinstance(value, list) and any(item in (0, 1) and item != FLAGS[key] for item in value):
+            raise ValueError(f"`{key}` of the row leaves out some of it: set `{key}` in its messages")
+        if isinstance(value, int | float) and value in (0, 1) and value != FLAGS[key]:
+            raise ValueError(f"`{key}` of the row leaves it out of training: remove the row, or the key")
+        if isinstance(value, float) and value == value and value not in (0, 1):
+            notes.add(key_of("unused_weight", key))
+    return notes
 
 
 def is_trained(turn: Any) -> bool:
@@ -114,13 +127,12 @@ def _message(turn: dict[str, Any], notes: set[str]) -> Message:
     message["role"] = _role(written, name, notes)
     text = "value" if name == "from" else "content"
     if name == "from":
-        content, other = message.get("content", message.get("value")), turn.get("role")
-        if content != message.get("value") or (other and ROLES.get(str(other).lower(), other) != message["role"]):
-            raise ValueError("a message has `from` and `value`, and another `role` or `content`: keep one of them")
-        message["content"] = text_of(message, "value")
+        _check_twice(message, turn, text_of(message, "value"))
+        message["content"] = message["value"]
         del message["from"], message["value"]
         if message.keys() & FIELDS > {"role", "content"}:
             notes.add(key_of("fields"))
+    _read_thoughts(message)
     if written == "function_call":
         said = written_calls(text_of(message, "content"), notes)
         if said is None:
@@ -131,29 +143,34 @@ def _message(turn: dict[str, Any], notes: set[str]) -> Message:
         message["tool_calls"] = calls
         message.setdefault("content", "")
     if isinstance(message.get("content"), list):
-        message["content"] = "".join(_part(object_of(part)) for part in message["content"])
+        role = message["role"]
+        message["content"] = "".join(_part(object_of(part), "content", ("text",), role) for part in message["content"])
     text_of(message, "content")
-    _read_thoughts(message)
     return message
+
+
+def _check_twice(message: Message, turn: dict[str, Any], value: str) -> None:
+    """Raises ValueError if a message with `from` and `value` says something else under `role` or `content`."""
+    content, role = turn.get("content"), ROLES.get(str(turn.get("role")).strip().lower())
+    if isinstance(content, list):
+        content = "".join(str(part.get("text")) for part in content if isinstance(part, dict))
+    if (not is_blank(content) and str(content).strip() != value.strip()) or role not in (None, message["role"]):
+        raise ValueError("a message has `from` and `value`, and another `role` or `content`: keep one of them")
 
 
 def _read_thoughts(message: Message) -> None:
     """Makes thoughts texts. Raises ValueError for those that are not, and for two that differ."""
     for name in (*THOUGHTS, PLAN):
         if isinstance(value := message.get(name), list):
-            message[name] = value = "".join(_thought(object_of(part), name) for part in value)
+            parts = (
+                part if isinstance(part, str) else _part(object_of(part), name, KINDS, "assistant") for part in value
+            )
+            message[name] = value = "".join(parts)
         if not isinstance(value, str | None) and not is_blank(value):
             raise ValueError(f"`{name}` is not text")
     thoughts = {text: name for name in THOUGHTS if isinstance(text := message.get(name), str) and text}
     if len(thoughts) > 1:
         raise ValueError(f"a message has several thoughts ({', '.join(thoughts.values())}): keep one of them")
-
-
-def _thought(part: Any, name: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in ("text", "thinking"):
-        return text_of(part, kind)
-    raise ValueError(f"`{name}` has a part of type {kind!r}: write the thought as text")
 
 
 def _check_others(message: Message, notes: set[str]) -> None:
@@ -163,11 +180,21 @@ def _check_others(message: Message, notes: set[str]) -> None:
             raise ValueError(f"a message has `{key}`: only text can be trained on")
         if key == "train_detail" and not is_blank(message[key]):
             raise ValueError("`train_detail` trains on parts of a message: give the parts messages of their own")
-        if key in PARTS_OF_THOUGHTS and not is_blank(message[key]) and not any(map(message.get, THOUGHTS)):
+        if key in PARTS_OF_THOUGHTS and _has_text(message[key]) and not any(map(message.get, (*THOUGHTS, PLAN))):
             raise ValueError(f"the thought is in `{key}`: write it as text under `reasoning_content`")
         if key == "refusal" and not is_blank(message[key]) and is_blank(message.get("content")):
             raise ValueError("the answer is in `refusal`: move it to `content`")
         notes.add(key_of("ignored_key", key))
+
+
+def _has_text(parts: Any) -> bool:
+    """Whether one of the parts of a thought is text; others are encrypted."""
+    texts = [part.get(key) for part in parts for key in (*KINDS, "summary")] if _are_objects(parts) else []
+    return any(not is_blank(text) for text in texts)
+
+
+def _are_objects(parts: Any) -> bool:
+    return isinstance(parts, list) and all(isinstance(part, dict) for part in parts)
 
 
 def _role(written: str, name: str, notes: set[str]) -> str:
@@ -184,13 +211,15 @@ def _role(written: str, name: str, notes: set[str]) -> str:
     return written
 
 
-def _part(part: Any) -> str:
-    if isinstance(part, dict) and part.get("type") == "text":
-        if flags := [key for key in FLAGS if part.get(key) is not None]:
-            raise ValueError(f"`{flags[0]}` stands in a part of `content`: give parts with flags messages of their own")
-        return text_of(part, "text")
+def _part(part: Any, key: str, kinds: tuple[str, ...], role: str) -> str:
+    """The text of a part of a list under `key`. `kinds`: the types of parts that have a text."""
     kind = part.get("type") if isinstance(part, dict) else part
-    raise ValueError(f"`content` has a part of type {kind!r}: only text can be trained on")
+    if kind not in kinds:
+        raise ValueError(f"`{key}` has a part of type {kind!r}: only text can be trained on")
+    usual = role == "assistant"
+    if flags := [name for name in FLAGS if part.get(name) is not None and (part[name] == FLAGS[name]) != usual]:
+        raise ValueError(f"`{flags[0]}` stands in a part of `{key}`: give parts with flags messages of their own")
+    return text_of(part, kind)
 
 
 def _flags_of(turn: dict[str, Any], notes: set[str]) -> dict[str, bool]:

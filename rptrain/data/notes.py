@@ -61,6 +61,7 @@ NOTES = {
         "{rows}: messages are trained on or left out as these keys say: {details}",
         "more keys of messages say whether they are trained on, such as `loss` and `mask`",
     ),
+    "unused_weight": Note("{rows} with weights other than 0 and 1, which are not used: {details}"),
     "placeholder": Note("{rows}: placeholders are trained on as text, without images, audio or video: {details}"),
     "nulls": Note(
         "{rows}: null fields of Parquet or Arrow structs in calls or tools are left out",
@@ -83,10 +84,13 @@ def key_of(kind: str, detail: str = "") -> str:
     return f"{kind}:{detail[:LONGEST]}" if detail else kind
 
 
-def count(notes: Counter[str], keys: Iterable[str]) -> None:
-    """Counts the notes of a row: once under each kind, and under up to DETAILS kinds and details."""
+def count(notes: Counter[str], keys: Iterable[str], counted: Iterable[str] = ()) -> None:
+    """Counts the notes of a row: once under each kind, and under up to DETAILS kinds and details.
+
+    `counted`: those of the same row that have been counted.
+    """
     keys = set(keys)
-    notes.update({key.partition(":")[0] for key in keys})
+    notes.update({key.partition(":")[0] for key in keys} - {key.partition(":")[0] for key in counted})
     notes.update(key for key in keys if ":" in key and (key in notes or len(notes) < DETAILS))
 
 

@@ -6,7 +6,7 @@ from rptrain.data.values import is_blank
 
 # Two answers, the better one first: TRL and most others, OpenAI, TRL's older reward trainer.
 PAIRS = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"), ("response_j", "response_k"))
-WORSE = ("rejected", "rejected_messages", "rejected_response", "rejected_responses")  # beside the better: ms-swift
+WORSE = ("rejected_messages", "rejected_response", "rejected_responses")  # ms-swift: beside the better answer
 CONTRASTS = ("positive_messages", "negative_messages")  # ms-swift: for embedding models and rerankers
 SEVERAL = ("completions", "generations", "responses")  # answers of several models: UltraFeedback, distilabel
 RATINGS = ("ratings", "scores", "ranks")
@@ -14,7 +14,7 @@ KINDS = {"image": "images", "audio": "audio", "video": "video"}
 MEDIA = {f"{kind}{end}": kind for kind in KINDS for end in ("", "s", "_path", "_paths", "_url", "_urls", "_bytes")}
 ADDRESSES = {key for key in MEDIA if "_url" in key}  # of a row, which may be where its text was found
 KEYS = {key for pair in PAIRS for key in pair} | {*WORSE, *CONTRASTS, *SEVERAL, *MEDIA} - ADDRESSES
-KEYS |= {"kto_tag", "label", "output"}
+KEYS |= {"kto_tag", "label", "output", "rejected"}
 KNOWN = ({"messages"}, {"conversations"}, {"instruction", "output"}, {"prompt", "completion"})
 PLACEHOLDERS = ("<image>", "<audio>", "<video>")
 
@@ -39,6 +39,8 @@ def check_task(row: dict[str, Any]) -> None:
     for pair in PAIRS:
         if present.issuperset(pair):
             raise OtherTask("preference data", sorted(pair), one)
+    if known and isinstance(row.get("rejected"), str | list | dict) and not is_blank(row["rejected"]):
+        raise OtherTask("preference data", ["rejected"], one)
     if worse := [key for key in WORSE if not is_blank(row.get(key))]:
         raise OtherTask("preference data", worse, one)
     if isinstance(row.get("output"), list) and "instruction" in present:  # LLaMA-Factory's older rankings

@@ -86,7 +86,8 @@ def render_conversations(tokenizer: Any, template: str, conversations: Sequence[
 
 def exceeded(error: Limited) -> UserError:
     return UserError(
-        f"the chat template {error} for one conversation: shorten the loops of the template, or split the conversation"
+        f"applying the chat template to one conversation {error}: shorten the loops of the template, or split the "
+        "conversation"
     )
 
 

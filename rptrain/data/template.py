@@ -130,7 +130,7 @@ class _Encoder:
             if isinstance(tokens, str):
                 tally.add(example.line, tokens)
                 continue
-            notes.count(tally.notes, tokens.notes)
+            notes.count(tally.notes, tokens.notes, example.notes)
             if tokens.end >= 0:
                 tally.ends[tokens.end] += 1
             yield _document(example, tokens)

@@ -53,7 +53,9 @@ class Variant:
         call = {"type": "function", "id": "a00000000", "function": {"name": "probe", "arguments": {"a": PROBE}}}
         called: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
         of_object, of_text = self._rendered_call(called), self._rendered_call(_with_json_arguments(called))
-        return of_text is not None and (of_object is None or ("{'a': " in of_object and '{"a": ' in of_text))
+        if of_text is None or of_object is None:
+            return of_text is not None
+        return "{'a': " in of_object and '{"a": ' in of_text and "'arguments'" not in of_text
 
     def _rendered_call(self, message: Message) -> str | None:
         with suppress(UserError):
@@ -89,8 +91,14 @@ class Variant:
         without, answered = self._probed(1), self._probed(2)
         if self.prompt or without is None or answered is None:
             return self.prompt or None
-        opening = self.rest(answered[0], without[0])
-        return "" if self.always_prompts or not opening.strip() else opening  # the model writes such spaces itself
+        return "" if self.always_prompts or self.leading else self.rest(answered[0], without[0])
+
+    @cached_property
+    def leading(self) -> str:
+        """The spaces that are all that the template writes before a turn: the model writes them, too."""
+        without, answered = self._probed(1), self._probed(2)
+        between = "" if self.prompt or without is None or answered is None else self.rest(answered[0], without[0])
+        return "" if between.strip() else between
 
     @cached_property
     def always_prompts(self) -> bool:

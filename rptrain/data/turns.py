@@ -25,7 +25,8 @@ DATES = ("%Y-%m-%d", "%d %b %Y")  # the formats in which rptrain 0.1.0 wrote the
 NAMED = re.compile(r"""\bm(?:essage|sg)?(?:\.name\b|\[["']name["']\]|\.get\(["']name["'])""")
 HELP = "give a `data.chat_template` that shows it, or set `data.assistant_only_loss = false`"
 BESIDE = ("tools", "functions", "documents", "citations")  # fields of messages that few templates read
-ROUTES = {"channel": "final", "recipient": "all"}  # fields of gpt-oss's format, and the values that a plain answer has
+# Fields of gpt-oss's format, and the values that a plain answer has.
+ROUTES = {"channel": ("final",), "recipient": ("all", "user", "assistant")}
 NOT_ASKING = ("system", "developer")  # roles whose opening token never ends the turn before
 
 Reasoning = Literal["refuse", "drop", "inline"]
@@ -112,17 +113,21 @@ def _advice(field: MarkedField, reasoning: Reasoning) -> str:
 
 
 def _check_unread(template: str, messages: list[Message]) -> set[str]:
-    """Notes fields that the template does not read. Raises ValueError for those that say what a message is."""
-    for name, plain in ROUTES.items():
-        value = next((message[name] for message in messages if message.get(name) not in (None, "", plain)), None)
-        if value is not None and not _reads(template, name):
-            raise ValueError(
-                f"a message has `{name}` {value!r}, which the chat template does not read: write thoughts under "
-                "`reasoning_content`, and calls under `tool_calls`"
-            )
-    notes = {name for name in BESIDE if any(message.get(name) for message in messages) and not _reads(template, name)}
-    if any(message.get("name") and message["role"] != "tool" for message in messages) and not NAMED.search(template):
-        notes.add("name")  # that of a tool's result is known from its call
+    """Notes fields that the template does not read. Raises ValueError for those that make an answer something else."""
+    notes = set[str]()
+    for message in messages:
+        for name, plain in ROUTES.items():
+            if not (value := message.get(name)) or value in plain or _reads(template, name):
+                continue
+            if message["role"] == "assistant":
+                raise ValueError(
+                    f"a message has `{name}` {value!r}, which the chat template does not read: write thoughts under "
+                    "`reasoning_content`, and calls under `tool_calls`"
+                )
+            notes.add(name)
+        notes |= {name for name in BESIDE if message.get(name) and not _reads(template, name)}
+        if message.get("name") and message["role"] != "tool" and not NAMED.search(template):
+            notes.add("name")  # that of a tool's result is known from its call
     return {key_of("unread_key", name) for name in notes}
 
 
@@ -245,6 +250,8 @@ class Conversation:
             raise ValueError(f"the chat template does not show where turn {turn + 1} begins: {HELP}")
         text = self._text_start(begin, places[0])
         if self._messages[turn]["role"] == "assistant":
+            if (spaces := self._variant.leading) and self.text.endswith(spaces, 0, text):
+                return text - len(spaces)
             before = self._layout.before(places[0])
             opened = _opened(before, self._variant.openings)
             if opened is not None and (start := begin - len(before) + opened) < text:

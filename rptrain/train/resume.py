@@ -53,6 +53,11 @@ class Resume:
         meta = state["meta"]
         restart = "or start a new run with save.resume=never"
         if not _is_same(meta.get("data"), job.sequences, meta):
+            if (reasoning := self.run.config().data.reasoning) != job.config.data.reasoning:
+                raise UserError(
+                    f'data.reasoning was "{reasoning}" and is "{job.config.data.reasoning}", which changes what '
+                    f"{self.checkpoint} was trained on: set it back, {restart}"
+                )
             raise UserError(
                 f"the data differs from what {self.checkpoint} was trained on: "
                 f"{_advice('the data', job.sequences, meta)}, {restart}"

@@ -153,7 +153,7 @@ def _items(request: bytes, seconds: float, memory: int, working: _Working) -> It
         if ended == -signal.SIGPROF:
             raise Limited(f"takes more than {seconds:g} s", child.done) from None
         if ended == -signal.SIGKILL:
-            raise Limited("was killed, as processes are when the machine is out of memory,", child.done) from None
+            raise Limited("was killed, probably because the machine ran out of memory", child.done) from None
         if ended == -signal.SIGABRT:  # as C++ and Rust end where memory is not to be had
             raise Limited(too_large, child.done) from None
         raise Limited(f"ends the process that handles it (status {ended})", child.done) from None

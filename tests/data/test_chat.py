@@ -165,6 +165,7 @@ def test_rows_that_are_not_of_their_format(examples, format, row, reason):
 
 
 USER, ANSWER = {"role": "user", "content": "two?"}, {"role": "assistant", "content": "2"}
+SAID = {"from": "gpt", "value": "2"}
 
 
 @pytest.fixture
@@ -234,7 +235,9 @@ def test_a_flag_in_a_prompt(parse):
 @pytest.mark.parametrize("key", ["tools", "functions", "system"])
 def test_what_two_texts_cannot_say(parse, key):
     bad, _ = parse({"prompt": "2+2=", "completion": "4", key: [{"name": "add"}] if key != "system" else "be brief"})
-    assert f"`{key}` stands beside two texts" in bad
+    assert "beside two texts" in bad
+    other, notes = parse({"prompt": "2+2=", "completion": "4", "tools": "a hammer", "functions": 3})
+    assert other.text == "2+2=4" and notes == {"ignored_key:tools"}
 
 
 THINKING = {"type": "thinking", "thinking": "I add."}
@@ -246,6 +249,8 @@ THINKING = {"type": "thinking", "thinking": "I add."}
         ({"thinking": [THINKING]}, {"thinking": "I add."}),
         ({"reasoning_content": [{"type": "text", "text": "I "}, {"type": "text", "text": "add."}]}, "I add."),
         ({"reasoning": {"text": "I add."}}, "`reasoning` is not text"),
+        ({"thinking": ["I ", "add."]}, {"thinking": "I add."}),
+        ({"thinking": [{"type": "text", "text": "I add.", "train": False}]}, "`train` stands in a part of `thinking`"),
         ({"thought": [{"type": "image"}]}, "`thought` has a part of type 'image'"),
         ({"thinking": "I add.", "reasoning_content": "I add."}, "I add."),
         (
@@ -279,7 +284,9 @@ def test_thoughts(parse, field, found):
         ({"messages": [USER, ANSWER], "loss_mask": [0, 1]}, "`loss_mask` of the row"),
         ({"messages": [USER, ANSWER], "mask": True}, "`mask` of the row"),
         ({"prompt": "2?", "completion": "2", "train": "false"}, "`train` of the row"),
-        ({"messages": [USER, ANSWER], "chat_template_kwargs": {"x": 1}}, "`chat_template_kwargs` is not given"),
+        ({"prompt": "2?", "completion": "2", "loss_mask": "[1, 0]"}, "`loss_mask` of the row"),
+        ({"messages": [USER, ANSWER], "chat_template_kwargs": {"think": False}}, "`chat_template_kwargs` has 'think'"),
+        ({"instruction": "2?", "output": "2", "chat_template_kwargs": '{"a": 1}'}, "`chat_template_kwargs` has 'a'"),
         ({"conversations": [{"from": "human", "value": "2?", "content": "3?"}]}, "another `role` or `content`"),
         ({"conversations": [{"from": "human", "value": "2?", "role": "assistant"}]}, "another `role` or `content`"),
         ({"messages": [USER, ANSWER], "tools": [{"type": "function"}]}, "a function without a `name`"),
@@ -295,6 +302,41 @@ def test_what_says_the_same_twice_or_nothing(parse):
     row = {"conversations": turns, "weight": 1, "train": None, "loss": 0.7, "mask": "0", "chat_template_kwargs": {}}
     example, _ = parse(row | {"documents": [{"title": "t"}]})
     assert [message["role"] for message in example.messages] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [USER, ANSWER], "loss": 0.0, "mask": [], "loss_mask": [1, 1], "weight": "1.0"},
+        {"messages": [USER, ANSWER], "rejected": True, "chat_template_kwargs": {"tools": [], "custom": ""}},
+        {"messages": [USER, ANSWER | {"content": [{"type": "text", "text": "2", "weight": 1}]}]},
+        {"messages": [USER | {"content": [{"type": "text", "text": "two?", "mask": True}]}, ANSWER]},
+        {
+            "conversations": [
+                {"from": "human", "value": "two?", "role": "", "content": ""},
+                {"from": "gpt", "value": "2"},
+            ]
+        },
+        {"conversations": [{"from": "human", "value": "two?", "content": "two? "}, {"from": "gpt", "value": "2"}]},
+        {"messages": [USER, ANSWER | {"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}]},
+    ],
+    ids=str,
+)
+def test_other_columns_are_not_taken_for_flags(parse, row):
+    example, _ = parse(row)
+    assert not isinstance(example, str) and [m["content"] for m in example.messages] == ["two?", "2"]
+
+
+def test_weights_of_rows_are_noted(parse):
+    assert parse({"prompt": "2?", "completion": "2", "weight": 0.5})[1] == {"unused_weight:weight"}
+
+
+def test_a_row_is_counted_once_where_it_is_read_and_rendered(tokenizer, tmp_path):
+    row = {"messages": [USER | {"name": "Ann"}, ANSWER], "documents": [{"title": "t"}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    tally = Tally()
+    assert len(list(encode(read(tmp_path / "rows.jsonl", tally=tally), tokenizer, tally=tally))) == 1
+    assert tally.notes == {"unread_key": 1, "unread_key:name": 1, "unread_key:documents": 1}
 
 
 def test_a_mask_of_the_other_polarity(parse):

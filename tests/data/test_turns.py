@@ -371,7 +371,7 @@ def test_fields_of_a_message_that_the_template_does_not_read_are_noted(role, fie
         ({"channel": "final", "recipient": "all"}, ""),
     ],
 )
-def test_messages_for_others_than_the_user(field, refused):
+def test_answers_to_others_than_the_user(field, refused):
     """As in exports of gpt-oss's format: without the field, a thought or a call would be trained as an answer."""
     said = [("user", "q"), ("assistant", {"content": "a", **field})]
     if refused:
@@ -379,6 +379,25 @@ def test_messages_for_others_than_the_user(field, refused):
             turns(CHATML, said)
         return
     assert turns(CHATML, said)[0] == ["a<|im_end|>"]
+
+
+def test_a_channel_of_a_question_is_noted():
+    said = [("user", {"content": "q", "channel": "#general", "recipient": "bot"}), ("assistant", "a")]
+    assert turns(CHATML, said)[2] == {"unread_key"}
+
+
+SPACED = """{% set last = messages | selectattr('role', 'equalto', 'user') | list | last %}{% for m in messages %}
+{%- if m.role == 'user' %}{{- ('[T]' if tools and m == last else '') + '[INST]' + m.content + '[/INST]' }}
+{%- else %}{{- ' ' + m.content + '<eos>' }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("roles", ["uaua", "auua", "uaa"])
+def test_a_space_before_a_reply_is_supervised_wherever_the_reply_stands(roles, tools):
+    """Such as that of Mistral 7B: the model writes it after `[/INST]`."""
+    said = [({"u": "user", "a": "assistant"}[role], f"{role}{number}") for number, role in enumerate(roles)]
+    expected = [f" {text}<eos>" for role, text in said if role == "assistant"]
+    assert turns(SPACED, said, ("<eos>",), tools)[0] == expected
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,18 @@ def test_data_that_changed_after_an_earlier_version_began_the_run(folder, begin_
         go(folder, val)
 
 
+def test_a_setting_of_the_data_that_changes_its_tokens(folder):
+    """It may change as long as the tokens do not."""
+    thought = [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2", "reasoning": "I add."}]
+    with (folder / "chats.jsonl").open("a") as file:
+        file.write(json.dumps({"messages": thought}) + "\n")
+    run = go(folder, "data.max_bad_rows=1")
+    interrupt(run)
+    with pytest.raises(UserError, match=r'data\.reasoning was "refuse" and is "drop", .* set it back'):
+        go(folder, "data.max_bad_rows=1", "data.reasoning=drop")
+    assert go(folder, "data.max_bad_rows=1").path == run.path
+
+
 def test_code_and_data_that_changed_after_this_version_began_the_run(folder, monkeypatch):
     """The code does not matter. Of changed data, earlier hashes are not looked for, and no other version is named."""
     run = go(folder)

@@ -43,7 +43,7 @@ def test_a_function_raises_here_and_its_process_goes_on():
         (list, (repeat(0),), "needs more than 256 MiB of memory"),
         (operator.mul, ("a", 1 << 29), "needs more than 256 MiB of memory"),
         (os.abort, (), "needs more than 256 MiB of memory"),
-        (signal.raise_signal, (signal.SIGKILL,), "was killed, as processes are when the machine is out of memory"),
+        (signal.raise_signal, (signal.SIGKILL,), "was killed, probably because the machine ran out of memory"),
         (os._exit, (3,), r"ends the process that handles it \(status 3\)"),
     ],
     ids=["time", "many", "large", "abort", "kill", "exit"],
@@ -125,8 +125,8 @@ def test_a_pool_that_is_closed_ends_its_processes():
     with Pool(2) as pool:
         futures = [pool.submit(map, time.sleep, [9999], seconds=60) for _ in range(3)]
         wait_for(lambda: len(pool._working) == 2)
-    assert futures[2].cancelled() and not pool._working
-    assert all(future.exception() is not None or future.result() == [] for future in futures[:2])
+    assert not pool._working
+    assert all(future.cancelled() or future.exception() is not None or future.result() == [] for future in futures)
 
 
 def test_a_forked_process_has_its_own(monkeypatch):
