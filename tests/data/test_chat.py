@@ -320,7 +320,6 @@ def test_what_says_the_same_twice_or_nothing(parse):
         {"conversations": [{"from": "human", "value": "two?", "content": "two? "}, {"from": "gpt", "value": "2"}]},
         {"messages": [USER, ANSWER | {"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}]},
     ],
-    ids=str,
 )
 def test_other_columns_are_not_taken_for_flags(parse, row):
     example, _ = parse(row)
