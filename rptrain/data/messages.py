@@ -44,7 +44,7 @@ FLAGS = {
 FLAG_KEYS = frozenset(FLAGS)
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")  # fields of a thought, in templates and in data
 PLAN = "tool_plan"  # the field of a thought before calls in templates of Cohere
-KINDS = ("text", "thinking")  # of the parts of a thought
+THOUGHT_KINDS = ("text", "thinking")  # of the parts of a thought
 PARTS_OF_THOUGHTS = ("reasoning_details", "thinking_blocks")  # OpenRouter's and LiteLLM's, with signatures
 OLDER_FLAGS = ("weight", "train", "training")  # those that rptrain 0.1.0 knew
 # Fields that are part of a conversation, which chat templates may read; other keys are named in a note.
@@ -163,7 +163,8 @@ def _read_thoughts(message: Message) -> None:
     for name in (*THOUGHTS, PLAN):
         if isinstance(value := message.get(name), list):
             parts = (
-                part if isinstance(part, str) else _part(object_of(part), name, KINDS, "assistant") for part in value
+                part if isinstance(part, str) else _part(object_of(part), name, THOUGHT_KINDS, "assistant")
+                for part in value
             )
             message[name] = value = "".join(parts)
         if not isinstance(value, str | None) and not is_blank(value):
@@ -189,7 +190,7 @@ def _check_others(message: Message, notes: set[str]) -> None:
 
 def _has_text(parts: Any) -> bool:
     """Whether one of the parts of a thought is text; others are encrypted."""
-    texts = [part.get(key) for part in parts for key in (*KINDS, "summary")] if _are_objects(parts) else []
+    texts = [part.get(key) for part in parts for key in (*THOUGHT_KINDS, "summary")] if _are_objects(parts) else []
     return any(not is_blank(text) for text in texts)
 
 

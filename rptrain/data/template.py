@@ -26,7 +26,8 @@ from rptrain.utils.parallel import own_cores
 
 CHUNK_TEXT = 1 << 21  # characters after which a text is tokenized in parts
 ROWS, ROW_BYTES = 256, 1 << 20  # maximum examples that a child process takes at once, and their bytes
-SECONDS, MESSAGES = 5.0, 20  # processor time of a row, and for as many messages more: some are rendered one by one
+SECONDS = 5.0  # processor time of a row, and as much again for every MESSAGES, since some turns are rendered separately
+MESSAGES = 20
 SET = f"set `data.chat_template` to a Jinja file, or to one of {', '.join(templates.NAMES)}"
 
 _Item = tuple[Example, bytes | str | None]  # an example, and what `_row` makes of it

@@ -106,7 +106,7 @@ class Variant:
         return not self.prompt and self.has_more_after_eos(self.tail or "") is True
 
     def has_more_after_eos(self, text: str) -> bool | None:
-        """Whether other special tokens follow the first EOS token in a text; None: there is no EOS token in it."""
+        """Whether other special tokens follow the first EOS token in a text; None: the text has only other tokens."""
         eos = [token in self.template.eos for token in self.tokens_of(text)]
         return not all(eos[eos.index(True) :]) if any(eos) else None
 
