@@ -1,8 +1,14 @@
-"""The signals that end a process: the first asks, the second interrupts, the third ends it whatever its threads do."""
+"""The signals that end a process: the first asks, the second interrupts, the third ends it whatever its threads do.
+
+`timeout`, and whoever signals a process and then its group, sends one signal twice within milliseconds. So the same
+signal counts once in TOGETHER seconds, here and in utils/watchdog.c.
+"""
 
 import atexit
+import math
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import CDLL
@@ -14,6 +20,7 @@ from rptrain.utils.native_watchdog import Ending, NativeWatchdog
 
 INTERRUPTED = 130  # the exit code
 THIRD = 3  # the signal that ends the process
+TOGETHER = 0.2  # seconds, as in utils/watchdog.c
 AGAIN = 0.005  # seconds until an interrupt is tried again
 
 
@@ -26,6 +33,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received = 0
+        self._times = dict[int, float]()  # of the signals that were counted last, by their numbers
         self.installed = False  # for the rest of the process
         self._handled = False
         self._message: bytes | None = None  # says that the first signal was deferred
@@ -135,9 +143,14 @@ class Signals:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             kinds.append(signal.SIGHUP)
         self.received, self._handled = 0, True
+        self._times.clear()
         return {kind: signal.signal(kind, self._handle) for kind in kinds}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._times.get(number, -math.inf) < TOGETHER:
+            return
+        self._times[number] = now
         self.received += 1
         if self.received >= THIRD and self.native is None:
             os._exit(INTERRUPTED)

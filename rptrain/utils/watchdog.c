@@ -19,6 +19,7 @@
 
 enum { STALLED, INTERRUPTED, ENDS };
 enum { SIGNALS = 3, LOOK = 500, TAIL = 65536 }; /* LOOK: milliseconds between two looks at the clock */
+#define TOGETHER 200000000 /* nanoseconds within which the same signal counts once, as in runs/signals.py */
 #define WRITING 1000000000                      /* nanoseconds that an end may write: a dead disk may never return */
 
 typedef struct {
@@ -96,6 +97,18 @@ static void finish(int kind) /* holds the mutex from now on: nothing is prepared
     _exit(ends[kind].code);
 }
 
+static void count_signal(unsigned char number)
+{
+    static int64_t last[256]; /* when a signal of this number was counted; 0: never */
+    int64_t time = now(CLOCK_MONOTONIC);
+    if (number != SIGINT && number != SIGTERM && number != SIGHUP)
+        return;
+    if (last[number] && time - last[number] < TOGETHER)
+        return;
+    last[number] = time;
+    signals++;
+}
+
 static void *watch(void *given)
 {
     int pipe = (int)(intptr_t)given;
@@ -110,7 +123,7 @@ static void *watch(void *given)
             if (count == 0 || (count < 0 && errno != EINTR && errno != EAGAIN))
                 return NULL; /* the other end is closed */
             for (ssize_t i = 0; i < count; i++)
-                signals += numbers[i] == SIGINT || numbers[i] == SIGTERM || numbers[i] == SIGHUP;
+                count_signal(numbers[i]);
         }
         pthread_mutex_lock(&mutex);
         if (signals >= SIGNALS && ends[INTERRUPTED].message)

@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from rptrain.runs.signals import PROCESS, Signals
+from rptrain.runs.signals import PROCESS, TOGETHER, Signals
 from rptrain.utils.native import library as native_library
 from rptrain.utils.native_watchdog import NativeWatchdog
 
@@ -56,13 +56,36 @@ def test_a_third_signal_ends_a_process_without_native_code(monkeypatch):
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     with suppress(KeyboardInterrupt), PROCESS.handled(), PROCESS.deferred():
-        for interrupts in (False, True):
+        for number, interrupts in zip(KINDS, (False, True), strict=False):
             with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
         assert not codes
         with suppress(KeyboardInterrupt):  # as the process does not end here
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(KINDS[2])
     assert codes == [130]
+
+
+@pytest.mark.parametrize("number", KINDS)
+def test_the_same_signal_twice_at_once_counts_once(number, monkeypatch):
+    """As `timeout` sends it: to the process, and to its group."""
+    monkeypatch.setattr("rptrain.runs.signals.TOGETHER", 60.0)
+    with pytest.raises(KeyboardInterrupt), PROCESS.handled(), PROCESS.deferred():
+        for _ in range(3):
+            os.kill(os.getpid(), number)
+        tools.wait_for(lambda: PROCESS.received)
+        assert PROCESS.received == 1
+        signal.raise_signal(KINDS[KINDS.index(number) - 1])  # another one interrupts
+
+
+@native
+def test_the_same_signal_at_once_counts_once_in_native_code():
+    process = start("hold()")
+    for number in (*[KINDS[0]] * 9, *[KINDS[1]] * 9):
+        process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2)
+    process.send_signal(KINDS[2])
+    assert process.wait(60) == 130
 
 
 @pytest.mark.parametrize("number", KINDS)
@@ -72,6 +95,7 @@ def test_the_first_signal_is_deferred_and_the_second_interrupts(number):
         assert not PROCESS.received
         os.kill(os.getpid(), number)
         tools.wait_for(lambda: PROCESS.received == 1)
+        time.sleep(TOGETHER)
         os.kill(os.getpid(), number)
         tools.wait_for(lambda: False)  # the interrupt ends it
     assert not PROCESS.received and [signal.getsignal(kind) for kind in KINDS] == handlers
@@ -112,7 +136,7 @@ def end(process: subprocess.Popen[str], number: signal.Signals) -> str:
     while process.poll() is None:
         process.send_signal(number)
         sent += 1
-        time.sleep(0.2)
+        time.sleep(TOGETHER + 0.05)
     assert (process.returncode, sent > 2) == (130, True)
     return process.communicate()[1]
 
