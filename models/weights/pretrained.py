@@ -133,6 +133,9 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
             if name in stored:
                 raise UserError(_twice(names[name], stored[name].file, stored_name, file))
             names[name], stored[name] = stored_name, tensor
+    embedding = spec.units[0].params[0].parts[0].key
+    if spec.tied and embedding not in stored and TIED_HEAD in stored:  # the shared tensor is under the head's name
+        stored[embedding], names[embedding] = stored.pop(TIED_HEAD), names.pop(TIED_HEAD)
     kept = {name for name in stored if name in packed or spec.carries(name) or _ignored(name, spec)}
     check_floats({names[name]: tensor for name, tensor in stored.items() if name not in kept})
     stored = _taken_apart(stored, spec)
@@ -156,7 +159,7 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     if problems := missing + extra + shapes + sorted(wide):
         shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
         raise UserError(f"the weights in {directory} do not fit its config.json:\n- " + "\n- ".join(shown))
-    if spec.tied and (head := stored.get(TIED_HEAD)) and not _same(head, stored[spec.units[0].params[0].parts[0].key]):
+    if spec.tied and (head := stored.get(TIED_HEAD)) and not _same(head, stored[embedding]):
         raise UserError(
             f"{head.file}: lm_head.weight differs from the embedding, and config.json says that it does not: set "
             "tie_word_embeddings to false there"

@@ -165,6 +165,18 @@ def test_everything_that_does_not_fit_at_once(saved) -> None:
     assert "model.norm.weight has shape [3], not [24]" in message
 
 
+def test_a_tied_checkpoint_with_the_tensor_under_the_heads_name(fresh, tmp_path) -> None:
+    model, again = (fresh(ARCHITECTURE, torch.float32, tie_word_embeddings=True) for _ in range(2))
+    pretrained.save(tmp_path, model.spec, model.view, torch.float32)
+    tensors = load_file(tmp_path / pretrained.SINGLE)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, tmp_path / pretrained.SINGLE)
+    for tensor in again.params[0].values():
+        tensor.zero_()
+    pretrained.load(pretrained.check(tmp_path, again.spec), again.spec, again.view)
+    assert same(again, model)
+
+
 def test_what_old_and_tied_checkpoints_also_hold_is_tolerated(fresh, tmp_path) -> None:
     model = fresh(ARCHITECTURE, tie_word_embeddings=True)
     pretrained.save(tmp_path, model.spec, model.view, torch.float32)
