@@ -7,8 +7,10 @@ the first one cannot run, because a native call holds the interpreter lock, or h
 import faulthandler
 import logging
 import os
+import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,7 +32,9 @@ GRACE = 5.0  # seconds
 HELD = 3.0  # seconds until stacks are shown without the interpreter lock
 CLOSING = 60.0  # most seconds without progress after the run has ended: nothing can be lost any more
 SHOW_CURSOR = "\x1b[?25h"  # the progress bar hides it
-LOOK = 1.0  # seconds between two checks whether a reported stall is over
+LOOK = 1.0  # seconds between two checks whether a reported stall is over, and of what is seen after a late wake-up
+LATE = 1.0  # seconds by which this thread wakes up late if the process was stopped, or its interpreter lock was held
+STACKS = signal.SIGRTMAX - 1  # shows the stacks of all threads
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +143,8 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         progressed()
+        if self._native is not None and self._ends_process:
+            faulthandler.register(STACKS, file=2, all_threads=True)
         with self._changed:
             self._apply()
         self._thread.start()
@@ -207,7 +213,8 @@ class Watchdog:
         code = 1 if self._code is None else self._code
         self._native.prepare(Ending.STALLED, code, self._cursor + self._message(), stalled)
         self._native.prepare(Ending.INTERRUPTED, INTERRUPTED, message, interrupted)
-        self._native.limit(self._limit + GRACE if self._limit and self._ends else 0)
+        ends = self._limit if self._ends else 0
+        self._native.limit(ends and ends + GRACE, ends and ends + HELD, STACKS)
 
     # ---- the thread
 
@@ -230,12 +237,19 @@ class Watchdog:
 
     def _wait(self, seconds: float | None) -> None:
         self._arm(seconds)
+        began = time.monotonic()
         self._changed.wait(seconds)
+        if seconds is not None and time.monotonic() - began > seconds + LATE and self._native is not None:
+            self._changed.wait(LOOK)  # for the thread in C, which knows whether the whole process was stopped
 
     def _arm(self, seconds: float | None) -> None:
-        """Show stacks HELD seconds later: the thread in Python may then be unable to run."""
+        """Without the thread in C, show stacks and end the process HELD seconds later: this thread may then be unable
+        to run.
+        """
+        if self._native is not None:
+            return
         if seconds is not None and self._ends:
-            faulthandler.dump_traceback_later(seconds + HELD, exit=self._native is None, file=2)
+            faulthandler.dump_traceback_later(seconds + HELD, exit=True, file=2)
         elif self._ends_process:
             faulthandler.cancel_dump_traceback_later()
 

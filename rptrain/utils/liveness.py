@@ -3,7 +3,8 @@
 import time
 from ctypes import c_int64
 
-last_progress = c_int64(0)  # nanoseconds of the monotonic clock; the watchdog's thread in C reads it, too
+# Nanoseconds of the monotonic clock. The watchdog's thread in C reads it, and moves it on if the process was stopped.
+last_progress = c_int64(0)
 
 
 def progressed() -> None:

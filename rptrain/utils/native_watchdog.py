@@ -34,7 +34,7 @@ class NativeWatchdog:
             library.watchdog_limit,
             library.watchdog_prepare,
         )
-        self._limit.argtypes, self._limit.restype = [c_double], None
+        self._limit.argtypes, self._limit.restype = [c_double, c_double, c_int], None
         self._prepare.argtypes, self._prepare.restype = [c_int, c_int, *[c_char_p] * 4], None
 
     @classmethod
@@ -48,9 +48,11 @@ class NativeWatchdog:
         if error := self._start(signals, byref(liveness.last_progress)):
             raise OSError(error, strerror(error))
 
-    def limit(self, seconds: float) -> None:
-        """Set the seconds without progress after which the process is ended; 0: never."""
-        self._limit(seconds)
+    def limit(self, seconds: float, until_stacks: float, stack_signal: int) -> None:
+        """Set the seconds without progress after which the process is ended, and those after which it gets the signal
+        that shows stacks; 0: never. Time for which the whole process was stopped does not count.
+        """
+        self._limit(seconds, until_stacks, stack_signal)
 
     def prepare(self, ending: Ending, code: int, message: str, record: LastRecord | None = None) -> None:
         """Set the exit code, the line on stderr and the record for this ending."""

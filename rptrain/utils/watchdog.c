@@ -19,6 +19,7 @@
 
 enum { STALLED, INTERRUPTED, ENDS };
 enum { SIGNALS = 3, LOOK = 500, TAIL = 65536 }; /* LOOK: milliseconds between two looks at the clock */
+#define LATE 1000000000 /* nanoseconds by which a look is late if the whole process was stopped: SIGSTOP, a paused host */
 #define TOGETHER 200000000 /* nanoseconds within which the same signal counts once, as in runs/signals.py */
 #define WRITING 1000000000                      /* nanoseconds that an end may write: a dead disk may never return */
 
@@ -29,8 +30,9 @@ typedef struct {
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static End ends[ENDS];
-static int64_t limit; /* nanoseconds without progress; 0: none */
-static const volatile int64_t *progress;
+static int64_t limit, stacks; /* nanoseconds without progress until the end, and until stacks are shown; 0: never */
+static int stack_signal;      /* its handler shows the stacks of all threads */
+static volatile int64_t *progress;
 static int signals, running;
 
 static int64_t now(clockid_t clock)
@@ -109,9 +111,19 @@ static void count_signal(unsigned char number)
     signals++;
 }
 
+/* Moves the time of the last progress on by the time for which the process was stopped. */
+static void leave_out(int64_t stopped, int64_t time)
+{
+    int64_t before = *progress, after = before + stopped;
+    if (after > time)
+        after = time;
+    __atomic_compare_exchange_n(progress, &before, after, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); /* else: progress */
+}
+
 static void *watch(void *given)
 {
-    int pipe = (int)(intptr_t)given;
+    int pipe = (int)(intptr_t)given, shown = 0;
+    int64_t looked = now(CLOCK_MONOTONIC);
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, NULL);
@@ -125,10 +137,19 @@ static void *watch(void *given)
             for (ssize_t i = 0; i < count; i++)
                 count_signal(numbers[i]);
         }
+        int64_t time = now(CLOCK_MONOTONIC);
+        if (time - looked > LOOK * 1000000LL + LATE)
+            leave_out(time - looked - LOOK * 1000000LL, time);
+        looked = time;
         pthread_mutex_lock(&mutex);
         if (signals >= SIGNALS && ends[INTERRUPTED].message)
             finish(INTERRUPTED);
-        if (limit && ends[STALLED].message && now(CLOCK_MONOTONIC) - *progress > limit)
+        int64_t idle = time - *progress;
+        shown = shown && idle > stacks;
+        if (stacks && idle > stacks && !shown) {
+            shown = 1;
+            kill(getpid(), stack_signal); /* they are written until the next look */
+        } else if (limit && ends[STALLED].message && idle > limit)
             finish(STALLED);
         pthread_mutex_unlock(&mutex);
     }
@@ -143,7 +164,7 @@ static void set(char **field, const char *text)
 /* Begins to watch: the numbers of signals from a pipe, and the time of the last progress, in nanoseconds of the
  * monotonic clock. Returns 0, or an error number. Once for a process.
  */
-int watchdog_start(int pipe, const int64_t *last_progress)
+int watchdog_start(int pipe, int64_t *last_progress)
 {
     pthread_t thread;
     if (running)
@@ -164,10 +185,12 @@ void watchdog_prepare(int kind, int code, const char *message, const char *path,
     pthread_mutex_unlock(&mutex);
 }
 
-/* Sets the seconds without progress after which the process is ended; 0: never. */
-void watchdog_limit(double seconds)
+/* Sets the seconds without progress after which the process is ended, and those after which it gets a signal whose
+ * handler shows stacks; 0: never.
+ */
+void watchdog_limit(double seconds, double until_stacks, int number)
 {
     pthread_mutex_lock(&mutex);
-    limit = (int64_t)(seconds * 1e9);
+    limit = (int64_t)(seconds * 1e9), stacks = (int64_t)(until_stacks * 1e9), stack_signal = number;
     pthread_mutex_unlock(&mutex);
 }

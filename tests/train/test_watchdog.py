@@ -109,6 +109,23 @@ def test_the_third_signal_names_the_last_checkpoint_and_how_to_resume(tmp_path, 
     assert isinstance(told, events.Stopped) and told.step == step
 
 
+@needs_compiler
+def test_a_process_that_was_stopped_is_not_ended(tmp_path):
+    """As by Ctrl-Z, or a container that was paused: its clock went on. Stacks are not shown, either."""
+    body = """
+        import os, subprocess
+        stop = f"kill -STOP {os.getpid()}; sleep 4; kill -CONT {os.getpid()}"
+        other = subprocess.Popen(["sh", "-c", stop])
+        while other.poll() is None:
+            dog.heartbeat(1)
+            time.sleep(0.01)
+        for _ in range(20):
+            dog.heartbeat(1)
+            time.sleep(0.1)"""
+    code, out, err = stalled(tmp_path, body, grace=0.6)
+    assert (code, out, err) == (0, "closed\n", "")
+
+
 def test_without_a_compiler_stacks_are_shown_and_the_process_ends_without_a_record(tmp_path):
     code, out, err = stalled(tmp_path, "hold()", native="None", grace=0.5)
     assert (code, out) == (1, "") and "in hold" in err and not (tmp_path / "events.jsonl").read_text()
