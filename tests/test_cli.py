@@ -116,6 +116,10 @@ def test_several_processes_meet_before_one_looks_for_a_run_and_one_says_where_th
     assert (result.exit_code, bool(result.stdout)) == (0, rank == 0) and trained.pop()[1] is True
 
 
+NO_MEMORY = "memory cannot be allocated: raise the limit of `ulimit -v` or of the container, or free memory"
+NO_THREADS = "no more threads can be started: raise the limits of `ulimit -u` and `ulimit -v`"
+
+
 class Broken(RuntimeError):
     pass
 
@@ -132,6 +136,14 @@ class Broken(RuntimeError):
         ),
         (OSError(errno.ENOSPC, "No space left on device", "a"), 1, "a: No space left on device: free disk space\n"),
         (OSError(errno.EIO, "Input/output error"), 1, "Input/output error\n"),
+        (MemoryError(), 1, f"{NO_MEMORY}\n"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"),
+            1,
+            f"{NO_MEMORY}\n",
+        ),
+        (ImportError("libx.so: failed to map segment from shared object"), 1, f"{NO_MEMORY}\n"),
+        (RuntimeError("can't start new thread"), 1, f"{NO_THREADS}\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (SystemExit(3), 1, "SystemExit: 3\n"),
         (Broken("device cuda:0"), 1, ""),

@@ -9,7 +9,7 @@ import typer
 
 from rptrain.runs.signals import INTERRUPTED, PROCESS
 from rptrain.utils import temporary
-from rptrain.utils.errors import TrainingError, UserError, describe, explained
+from rptrain.utils.errors import TrainingError, UserError, describe, explained, out_of_resources
 
 
 @contextmanager
@@ -27,6 +27,11 @@ def exit_codes() -> Iterator[None]:
         shown = explained(error) if isinstance(error, OSError) else error
         print(shown, file=sys.stderr)
         raise typer.Exit(2 if isinstance(shown, UserError) else 1) from None
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if (shown := out_of_resources(error)) is None:
+            raise
+        print(shown, file=sys.stderr)
+        raise typer.Exit(1) from None
     except SystemExit as error:
         if not isinstance(error.__context__, BrokenPipeError):  # rich exits when the pipe is closed
             print(describe(error, with_type=True), file=sys.stderr)

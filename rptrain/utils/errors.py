@@ -70,6 +70,28 @@ def explained(error: OSError) -> UserError | TrainingError:
     return kind(f"{describe(error)}{advice}")
 
 
+# As torch says it, and the loader of libraries.
+_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "failed to map segment from shared object")
+
+
+def out_of_resources(error: BaseException) -> TrainingError | None:
+    """What ends a command if no thread can be started or no memory allocated, here or in what caused it; None for any
+    other error.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause)
+        if isinstance(cause, RuntimeError) and "can't start new thread" in text:
+            return TrainingError("no more threads can be started: raise the limits of `ulimit -u` and `ulimit -v`")
+        refused = isinstance(cause, RuntimeError | ImportError) and any(words in text for words in _NO_MEMORY)
+        if isinstance(cause, MemoryError) or refused:
+            return TrainingError(
+                "memory cannot be allocated: raise the limit of `ulimit -v` or of the container, or free memory"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
 def _of_system(error: OSError) -> str:
     """Without the number of the error and the quotes that `str` has."""
     if error.strerror is None:
