@@ -15,6 +15,7 @@ DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 8,
     "head_dim": 128,
     "rms_norm_eps": 1e-5,
+    "pad_token_id": 11,
     "rope_parameters": {
         "rope_type": "yarn",
         "rope_theta": 1e6,
@@ -32,7 +33,7 @@ DEFAULTS: Mapping[str, Any] = {
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     found: list[str] = []
-    filled = with_defaults(config, DEFAULTS, found)
+    filled = with_defaults(config, DEFAULTS, found, ("pad_token_id",))
     window = read_window(filled, found)
     shape = read_shape(filled, unsupported=found, query_scaling=True)
     return decoder(ARCHITECTURE, config, shape, [window] * shape.layers)

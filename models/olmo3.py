@@ -12,14 +12,14 @@ from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.hf_config import KINDS, read_flag, read_number, read_shape, read_windows, with_defaults
 
 ARCHITECTURE = "Olmo3ForCausalLM"
-DEFAULTS = {"rms_norm_eps": 1e-5, "sliding_window": 4096}  # for missing keys of config.json
+DEFAULTS = {"rms_norm_eps": 1e-5, "sliding_window": 4096, "pad_token_id": 1}  # for missing keys of config.json
 THETA = 500_000.0
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     found: list[str] = []
-    filled = with_defaults(config, DEFAULTS, found, ("sliding_window",))
+    filled = with_defaults(config, DEFAULTS, found, ("sliding_window", "pad_token_id"))
     layers = read_number(filled, "num_hidden_layers", [])  # `read_shape` reports the problem
     window = read_number(filled, "sliding_window", found)
     windows = read_windows(filled, window, [(index + 1) % 4 != 0 for index in range(layers)], found)

@@ -9,13 +9,13 @@ from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.hf_config import read_number, read_shape, with_defaults
 
 ARCHITECTURE = "Phi3ForCausalLM"
-DEFAULTS = {"rms_norm_eps": 1e-5}  # for missing keys of config.json
+DEFAULTS = {"rms_norm_eps": 1e-5, "pad_token_id": 32000}  # for missing keys of config.json
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     found: list[str] = []
-    filled = with_defaults(config, DEFAULTS, found)
+    filled = with_defaults(config, DEFAULTS, found, ("pad_token_id",))
     settings = rope.parameters(filled)
     kind = settings.get("rope_type", "default")
     if kind != "default":  # transformers takes yarn for longrope here

@@ -140,7 +140,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 def text_only(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config.json of the text model alone; the same one if the model has no other parts."""
     tower = TOWERS.get(_architecture(config))
-    return config if tower is None else tower.text_config(config)
+    return config if tower is None else tower.text_config(config, alone=True)
 
 
 def has_other_parts(config: Mapping[str, Any]) -> bool:

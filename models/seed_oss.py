@@ -12,7 +12,7 @@ from rptrain.models.weights.hf_config import read_flag, read_shape
 
 ARCHITECTURE = "SeedOssForCausalLM"
 # Defaults for missing keys of config.json; null is a value.
-DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8}
+DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "pad_token_id": 1}
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:

@@ -12,6 +12,7 @@ DEFAULTS = {  # for missing keys of config.json
     "num_key_value_heads": 4,
     "tie_word_embeddings": True,
     "rope_theta": 2_000_000.0,
+    "pad_token_id": 128_004,
 }
 
 
@@ -21,7 +22,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     `no_rope_layers` has 1 for a layer with rotary positions, and 0 for one without.
     """
     found: list[str] = []
-    filled = with_defaults(config, DEFAULTS, found, ("num_key_value_heads",))
+    filled = with_defaults(config, DEFAULTS, found, ("num_key_value_heads", "pad_token_id"))
     layers = read_number(filled, "num_hidden_layers", [])  # `read_shape` reports the problem
     rotates = _rotating(filled, layers, found)
     has_windows = read_flag(filled, "use_sliding_window", found) and filled.get("sliding_window") is not None

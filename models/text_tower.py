@@ -8,7 +8,8 @@ from rptrain.models.spec import ModelSpec, Param
 from rptrain.utils.errors import UserError
 
 # Settings of the whole model that hold for its text model, unless that has its own.
-SHARED = ("dtype", "torch_dtype", "quantization_config", "bos_token_id", "eos_token_id", "pad_token_id")
+SHARED = ("dtype", "torch_dtype", "quantization_config")
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")  # hold only for a text model that is used alone
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,9 @@ class TextTower:
     prefixes: tuple[tuple[str, str, str], ...]
     carried: tuple[str, ...]  # patterns of the tensors of other parts
 
-    def text_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config.json of the text model alone. Raises UserError if it is not a text model of this architecture.
+    def text_config(self, config: Mapping[str, Any], *, alone: bool = False) -> dict[str, Any]:
+        """The config.json of the text model, as part of the whole model or alone. Raises UserError if it is not a text
+        model of this architecture.
 
         Whether the embedding is the head is what the whole config says, and on by default, as in transformers.
         """
@@ -34,7 +36,8 @@ class TextTower:
         if kind not in self.model_types:
             known = ", ".join(self.model_types)
             raise UserError(f"config.json: text_config.model_type {kind!r} is not supported in {self}; {known} are")
-        shared = {key: config[key] for key in SHARED if nested.get(key) is None and config.get(key) is not None}
+        keys = (*SHARED, *TOKENS) if alone else SHARED
+        shared = {key: config[key] for key in keys if nested.get(key) is None and config.get(key) is not None}
         own = {key: value for key, value in nested.items() if key != "architectures"}
         tied = config.get("tie_word_embeddings", True)
         return {**own, **shared, "tie_word_embeddings": tied, "model_type": kind}

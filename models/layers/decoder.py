@@ -183,5 +183,6 @@ def model(
         vocab_size=shape.vocab,
         rotaries=shape.rotaries,
         tied=shape.tied,
+        padding_row=shape.padding_row,
         carried=carried,
     )

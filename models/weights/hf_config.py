@@ -47,6 +47,7 @@ class Sizes:
     eps: float
     std: float
     tied: bool
+    padding_row: int | None  # see ModelShape
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,19 @@ def read_sizes(config: Mapping[str, Any], found: list[str]) -> Sizes:
         eps=read_number(config, "rms_norm_eps", found, 1e-6, float),
         std=read_number(config, "initializer_range", found, 0.02, float),
         tied=read_flag(config, "tie_word_embeddings", found),
+        padding_row=_read_padding_row(config, found),
     )
+
+
+def _read_padding_row(config: Mapping[str, Any], found: list[str]) -> int | None:
+    """The embedding's row for `pad_token_id`. A negative id counts from the end, as in torch.nn.Embedding."""
+    row = config.get("pad_token_id")
+    if row is None:
+        return None
+    if not isinstance(row, int) or isinstance(row, bool):
+        found.append(f"pad_token_id must be a token id or null, not {shortened(row)}")
+        return None
+    return row if row >= 0 else read_number(config, "vocab_size", []) + row
 
 
 def read_experts(config: Mapping[str, Any], key: str, found: list[str]) -> tuple[int, int]:

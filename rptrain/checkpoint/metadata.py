@@ -99,6 +99,7 @@ class _Meta:
     frozen: _Frozen = MISSING
     lora: _Adapter = MISSING
     ends: list[NonNegativeInt] = MISSING
+    padding_row: NonNegativeInt = MISSING
 
 
 @dataclass(frozen=True)

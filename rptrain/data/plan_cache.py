@@ -43,9 +43,9 @@ class DataChecks:
 _CHECKED = TypeAdapter(DataChecks)
 
 
-def path_of(config: Config, model_dir: Path, vocab_size: int, code: Sequence[str]) -> Path:
-    """The file of the checks of a config's data, which may not exist. `code`: the source files of checks that are not
-    in this package.
+def path_of(config: Config, model_dir: Path, vocab_size: int, padding_row: int | None, code: Sequence[str]) -> Path:
+    """The file of the checks of a config's data, which may not exist. `padding_row`: as in data/padding.py. `code`: the
+    source files of checks that are not in this package.
 
     UserError or OSError if a file that the data or the tokenizer needs does not exist.
     """
@@ -64,6 +64,7 @@ def path_of(config: Config, model_dir: Path, vocab_size: int, code: Sequence[str
         *train,
         config.eval.questions > 0,
         vocab_size,
+        padding_row,
         [str(file.absolute()) for file in files],
         states_of(files),
     )

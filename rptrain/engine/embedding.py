@@ -39,9 +39,19 @@ class RowGradients:
     """
 
     def __init__(
-        self, state: UnitState, tokens: int, *, replicas: int, tied: bool, pool: Executor, threads: int
+        self,
+        state: UnitState,
+        tokens: int,
+        *,
+        replicas: int,
+        tied: bool,
+        pool: Executor,
+        threads: int,
+        padding_row: int | None = None,
     ) -> None:
+        """`padding_row`: the row of the table to which look-ups add no gradient."""
         self._tied, self._replicas, self._own = tied, replicas, self._groups(replicas)
+        self._padding_row = padding_row
         self._cpu = CpuRows(pool, threads)
         self._table = state.unit.views(state.grad)["embed"]
         if not tied:
@@ -104,8 +114,16 @@ class RowGradients:
         """Adds the complete sums to the unit's gradient: to the head's if tied, otherwise to rows of zeros."""
         new = slice(self._applied, self._whole)
         self._merge(additions(self._replicas), new)
-        self._cpu.apply(self._sums, self._sources[0, new], self._rows[new], self._table)
+        self._add_totals(new)
         self._applied = self._whole
+
+    def _add_totals(self, places: slice | Tensor) -> None:
+        """Adds the totals of the rows at these places in `_rows` to the table, except that of the padding row."""
+        rows, sources = self._rows[places], self._sources[0, places]
+        if self._padding_row is not None:
+            trained = rows != self._padding_row
+            rows, sources = rows[trained], sources[trained]
+        self._cpu.apply(self._sums, sources, rows, self._table)
 
     def _occur(self, found: Tensor, groups: Sequence[int]) -> None:
         """Notes in which groups rows occur: `found` [M, T] has the position of each token's row."""

@@ -17,7 +17,7 @@ from rptrain.checkpoint.base_files import check_base_files
 from rptrain.checkpoint.export import check_names
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
-from rptrain.data import plan_cache
+from rptrain.data import padding, plan_cache
 from rptrain.data.amount import Amount, amount_of, is_supervised, warnings_of
 from rptrain.data.cache import check_folder, default_folder
 from rptrain.data.datasets import check_vocabulary, find_tokenizer
@@ -55,7 +55,7 @@ class Readiness:
 
 def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -> Readiness:
     """Checks a run on this machine. `config`: that of `resolved`, without "auto"."""
-    checks = _Checks()
+    checks, padding_row = _Checks(), None
     checks.make("log.report_to", check_trackers, config.log.report_to)
     with checks.about("save.resume"):
         resumed = _resumed(resolved)
@@ -68,8 +68,11 @@ def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -
                 checks.make("train.method", check_adapters, config, files)
                 if resumed is None and files is not None:
                     checks.make("lora.adapter", adapter_of, config, spec)
+        if resumed is None:
+            checks.make("model.path", padding.check, spec, model_dir)
+            padding_row = padding.trained_without(spec)
     checks.make("data.cache_dir", check_token_cache, config, model_dir)
-    data = _data_checks(config, model_dir, spec, checks)
+    data = _data_checks(config, model_dir, spec, padding_row, checks)
     return Readiness(tuple(checks.refusals), data.warnings, data.amount)
 
 
@@ -92,11 +95,13 @@ class _Checks:
             check(*given)
 
 
-def _data_checks(config: Config, model_dir: Path, spec: ModelSpec, checks: _Checks) -> DataChecks:
+def _data_checks(
+    config: Config, model_dir: Path, spec: ModelSpec, padding_row: int | None, checks: _Checks
+) -> DataChecks:
     """The checks of an earlier plan of the same data and tokenizer, or else those of this one."""
     path = None
     with suppress(UserError, OSError):  # of files that the checks below read, too
-        path = plan_cache.path_of(config, model_dir, spec.vocab_size, CODE)
+        path = plan_cache.path_of(config, model_dir, spec.vocab_size, padding_row, CODE)
     if path and (found := plan_cache.load(path)):
         return found
     refused, warnings, amount, read = len(checks.refusals), list[str](), None, list[Excerpt]()
@@ -105,7 +110,7 @@ def _data_checks(config: Config, model_dir: Path, spec: ModelSpec, checks: _Chec
         own_eos = eos.eos_ids(model_dir, spec.config, tokenizer)
         if config.eval.questions:
             checks.make("eval.questions", evaluate.check_questions, tokenizer)
-        amount = _look_at_data(config, model_dir, spec, tokenizer, own_eos, checks, warnings, read)
+        amount = _look_at_data(config, model_dir, spec, tokenizer, own_eos, padding_row, checks, warnings, read)
     found = DataChecks(tuple(warnings), amount)
     if path and len(checks.refusals) == refused and not any(one.out_of_time for one in read):
         plan_cache.store(path, found)
@@ -118,6 +123,7 @@ def _look_at_data(
     spec: ModelSpec,
     tokenizer: Any,
     own_eos: frozenset[int],
+    padding_row: int | None,
     checks: _Checks,
     warnings: list[str],
     read: list[Excerpt],
@@ -138,8 +144,12 @@ def _look_at_data(
     if any(one.parts for one in held_out):
         with checks.about("data.val.0.path"):
             is_supervised(config, held_out)
-    if ends := {token for one in found for token in one.tally.ends} - own_eos:
-        warnings.append(eos.sentence(sorted(ends), tokenizer))
+    ends = {token for one in found for token in one.tally.ends}
+    if ends - own_eos:
+        warnings.append(eos.sentence(sorted(ends - own_eos), tokenizer))
+    streams = (part.stream for one in found for part in one.parts)
+    if warning := padding.warning(padding_row, own_eos | ends, streams, tokenizer):
+        warnings.append(warning)
     if len(found) < len(config.data.train):
         return None
     with checks.about("data.max_length"):

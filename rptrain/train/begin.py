@@ -24,7 +24,7 @@ from rptrain.runs.run_dir import OWN, RunDir, begin, changed, check_creatable, f
 from rptrain.runs.view import RunView
 from rptrain.train.group import Group
 from rptrain.train.job import Job, prepare_job, resolve_auto
-from rptrain.train.resume import Resume
+from rptrain.train.resume import Resume, with_recorded_padding
 from rptrain.train.run_end import RunEnd
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import UserError
@@ -193,6 +193,9 @@ def _prepare(
     resolved = resolve_auto(resolved, found, hardware)
     job = prepare_job(resolved.config, hardware, weights_needed=not resumed, report=report)
     check_adapters(job.config, job.files)
+    if resumed:
+        assert found is not None
+        job = with_recorded_padding(job, found[1])
     return resolved, job
 
 

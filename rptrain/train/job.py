@@ -14,11 +14,13 @@ from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
 from rptrain.checkpoint.base_files import base_files, check_base_files, left_out
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
+from rptrain.data import padding
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set, validation_set
-from rptrain.data.loader import Batches
+from rptrain.data.loader import RANDOM, Batches
 from rptrain.data.progress import Report
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import load_template
+from rptrain.data.tokens import Stream
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
@@ -128,6 +130,8 @@ def prepare_job(
     spec = for_hardware(spec, config, hardware)
     files = find_files(config, model_dir, spec) if weights_needed or spec.frozen or spec.carried else None
     initial_adapter = adapter_of(config, spec) if weights_needed and files is not None else None
+    if weights_needed:
+        padding.check(spec, model_dir)
     _warn_of_idle_devices(config, hardware)
     check_base_files(model_dir)
     base = base_files(model_dir)
@@ -149,6 +153,9 @@ def prepare_job(
     found = sorted(sequences.rows.ends)
     if unknown := [token for token in found if token not in own_eos]:
         log.warning(eos.sentence(unknown, tokenizer))
+    row = padding.trained_without(spec) if weights_needed else None  # a resumed run keeps its own, which is recorded
+    if warning := padding.warning(row, own_eos.union(found), _texts(config, sequences), tokenizer):
+        log.warning(warning)
     ends = () if tokenizer is None else eos.added(found, stops, tokenizer)
     return Job(
         config,
@@ -192,6 +199,11 @@ def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan,
         advice = advise(config, spec, hardware, shape_of=trained_shape)
         raise UserError("\n".join(filter(None, (str(error), str(advice))))) from None
     return plan, memory
+
+
+def _texts(config: Config, sequences: Sequences) -> tuple[Stream, ...]:
+    """The tokens of the training sets, except those of random tokens."""
+    return () if any(source.path == RANDOM for source in config.data.train) else sequences.streams
 
 
 def _warn_of_idle_devices(config: Config, hardware: Hardware) -> None:

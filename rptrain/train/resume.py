@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -126,6 +126,12 @@ def restore(
         frozen.check(state["meta"], frozen_units["sha256"])
     frozen.check_carried(state["meta"], (frozen_units or {}).get("carried", {}))
     return path, state
+
+
+def with_recorded_padding(job: Job, checkpoint: Path) -> Job:
+    """The job with the padding row of the run that wrote a checkpoint; earlier versions had none."""
+    row = read_state(checkpoint)["meta"].get("padding_row")
+    return replace(job, spec=replace(job.spec, padding_row=row))
 
 
 def _is_same(saved: str | None, sequences: Sequences, meta: Mapping[str, Any]) -> bool:

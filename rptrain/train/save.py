@@ -183,4 +183,6 @@ def checkpoint_meta(
         meta["config"] = job.spec.config
     if job.ends:
         meta["ends"] = list(job.ends)
+    if job.spec.padding_row is not None:
+        meta["padding_row"] = job.spec.padding_row  # absent: look-ups train all rows, as in earlier versions
     return meta

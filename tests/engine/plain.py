@@ -155,7 +155,7 @@ def forward(weights, cfg, ids, positions, routed=None):
     start = index - positions  # of each token's document
     mask = (index[None, None, :] <= index[None, :, None]) & (index[None, None, :] >= start[:, :, None])
     near = index[None, :] > index[:, None] - cfg.get("sliding_window", length)
-    x = weights["model.embed_tokens.weight"][ids]
+    x = F.embedding(ids, weights["model.embed_tokens.weight"], cfg.get("pad_token_id"))
     frequencies = 1 / cfg["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)  # as published
     angles = torch.cat([positions[..., None] * frequencies.to(x.dtype)] * 2, -1)[:, None]
     scale = cfg.get("rope_parameters", {}).get("attention_factor", 1)  # of YaRN; the frequencies stay as they are

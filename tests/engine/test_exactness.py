@@ -23,8 +23,8 @@ AUX = plain.GPT_OSS | {"router_aux_loss_coef": 0.7}
     ("cfg", "steps"),
     [
         (plain.CONFIG, 20),
-        (plain.config(tie_word_embeddings=True), 20),
-        (plain.QWEN2, 3),
+        (plain.config(tie_word_embeddings=True, pad_token_id=7), 20),
+        (plain.QWEN2 | {"pad_token_id": -3}, 3),
         long(plain.QWEN3_MOE, 3),
         (plain.QWEN3_MOE | {"decoder_sparse_step": 2}, 3),
         long(plain.GPT_OSS, 3),
@@ -70,7 +70,7 @@ def test_scales_rotations_as_yarn_asks():
 @pytest.mark.parametrize(
     ("cfg", "steps"),
     [
-        (plain.config(tie_word_embeddings=True), 6),
+        (plain.config(tie_word_embeddings=True, pad_token_id=7), 6),
         long(plain.QWEN3_MOE, 2),
         (AUX, 2),
         long(plain.GLM4_MOE, 2),

@@ -282,10 +282,16 @@ def micro_batch() -> Callable[..., MicroBatch]:
 @pytest.fixture(scope="session", params=VARIANTS)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """A tiny random Hugging Face model in float32 and the directory where it is saved."""
+    directory = tmp_path_factory.mktemp(request.param)
+    return hugging_face(directory, **VARIANTS[request.param]), directory
+
+
+def hugging_face(directory: Path, **changes: Any) -> Any:
+    """A tiny random Hugging Face model in float32, which is saved to a directory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(1)
-    settings = {**COMMON, **VARIANTS[request.param]}
+    settings = {**COMMON, **changes}
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     model.set_experts_implementation("eager")
@@ -298,6 +304,5 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.uniform_(-0.2, 0.2)
-    directory = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(directory)
-    return model.eval(), directory
+    return model.eval()

@@ -44,7 +44,15 @@ class SharedRowGradients(RowGradients):
         self._share, self._channel, self._spec = share, channel, spec
         self._trees = {rank: subtrees(share.of(rank).groups, share.replicas) for rank in range(share.world)}
         self._pool, self._threads = pool, threads
-        super().__init__(state, tokens, replicas=share.replicas, tied=spec.tied, pool=pool, threads=threads)
+        super().__init__(
+            state,
+            tokens,
+            replicas=share.replicas,
+            tied=spec.tied,
+            pool=pool,
+            threads=threads,
+            padding_row=spec.padding_row,
+        )
         stride = self._buffer.shape[1]
         self._sent = [self._buffer.new_empty(_sent_rows(stride), stride) for _ in range(SENT)]
 
@@ -96,7 +104,7 @@ class SharedRowGradients(RowGradients):
         _wait(received)
         part = self._rows_for(share.rank, range(share.replicas))
         self._merge(joins([tree.start for trees in self._trees.values() for tree in trees], share.replicas), part)
-        self._cpu.apply(self._sums, self._sources[0, part], self._rows[part], self._table)
+        self._add_totals(part)
         for messages in sent:
             _wait(messages)
         self._applied = self._whole

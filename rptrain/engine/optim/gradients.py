@@ -52,6 +52,7 @@ class Gradients:
             tied=context.store.spec.tied,
             pool=self._adam.pool,
             threads=self._adam.threads,
+            padding_row=context.store.spec.padding_row,
         )
 
     def square_sum(self, iteration: Iteration) -> float:

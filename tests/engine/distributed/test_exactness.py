@@ -27,7 +27,7 @@ PLAN = Plan.parse("F0-0 F1-1 FB2-2 B1-1 B0-0 | N=1 M=12 MR=1 R=6")
 BF16 = {"dtype": torch.bfloat16}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the config; of the store
     "tied": ({}, {}),
-    "untied": ({"tie_word_embeddings": False}, {}),
+    "untied": ({"tie_word_embeddings": False, "pad_token_id": 3}, {}),
     "bf16": ({}, BF16),
     "qwen3-moe": (plain.QWEN3_MOE | {"moe_intermediate_size": 160}, BF16),
     "gpt-oss-aux": (plain.GPT_OSS | {"router_aux_loss_coef": 0.7}, {}),
