@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rptrain.kernels.batch import Balance
 from rptrain.models.layers.moe import MoEBlock
-from rptrain.models.spec import ModelSpec
+from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights.hf_config import read_flag, read_number
 from rptrain.utils.errors import UserError
 
@@ -36,6 +36,18 @@ def balanced(spec: ModelSpec, coefficient: float | None) -> ModelSpec:
     each = coefficient / len(routed)
     layers = (replace(layer, balance=each) if isinstance(layer, MoEBlock) else layer for layer in spec.layers)
     return replace(spec, layers=tuple(layers), router_aux_loss_coef=coefficient)
+
+
+def note(spec: ModelShape) -> str:
+    """What a plan and the log of a run say about the loss; empty if it is off, or as in transformers."""
+    each = [layer.balance for layer in spec.layers if isinstance(layer, MoEBlock) and layer.balance_in_config]
+    if len(each) < 2 or not sum(each):  # transformers has no such loss where config.json cannot enable it
+        return ""
+    return (
+        f"the auxiliary loss of the routers is on (router_aux_loss_coef {sum(each):.4g}): it balances each layer, "
+        f"where transformers balances all {len(each)} layers together, so updates differ by about as much as the "
+        "loss changes them (docs/guide/scaling.md, Mixture-of-experts models)"
+    )
 
 
 def _asked(config: Mapping[str, Any]) -> float:

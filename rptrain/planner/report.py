@@ -58,6 +58,7 @@ from rptrain.data.datasets import batches_of, find_tokenizer, training_set
 from rptrain.data.preview import Preview, preview
 from rptrain.data.progress import Report
 from rptrain.engine.meter import Measured
+from rptrain.models.layers import balance
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelShape
@@ -127,7 +128,7 @@ class PlanReport:
         """What is probably not meant, as sentences."""
         of_length = () if self.length is None else warnings_of(self.config, self.length)
         of_rate = low_rate(self.config, self.spec.num_parameters)
-        return [*self.readiness.warnings, *of_length, *filter(None, [of_rate])]
+        return [*self.readiness.warnings, *of_length, *filter(None, [of_rate, balance.note(self.spec)])]
 
     @property
     def fits(self) -> bool:

@@ -24,6 +24,7 @@ from rptrain.data.tokens import Stream
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
+from rptrain.models.layers import balance
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.planner import auto
@@ -153,6 +154,8 @@ def prepare_job(
     found = sorted(sequences.rows.ends)
     if unknown := [token for token in found if token not in own_eos]:
         log.warning(eos.sentence(unknown, tokenizer))
+    if note := balance.note(spec):
+        log.warning(note)
     row = padding.trained_without(spec) if weights_needed else None  # a resumed run keeps its own, which is recorded
     if warning := padding.warning(row, own_eos.union(found), _texts(config, sequences), tokenizer):
         log.warning(warning)

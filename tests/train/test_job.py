@@ -33,6 +33,16 @@ def test_the_memory_of_workers_on_the_cpu_is_host_memory(tmp_path: Path) -> None
         prepare_job(config, replace(job.hardware, host=host.total - 1))
 
 
+def test_a_run_and_its_plan_say_that_the_routers_loss_differs_from_transformers(tmp_path, caplog) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+    routed = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], **experts}
+    tools.write_model(tmp_path / "model", **routed, output_router_logits=True)
+    prepare_job(tools.write_config(tmp_path).config)
+    planned = tools.invoke("plan", "--config", str(tmp_path / "run.toml"), "--json")
+    (found,) = (text for text in json.loads(planned.stdout)["warnings"] if "auxiliary loss" in text)
+    assert caplog.messages.count(found) == 1 and "router_aux_loss_coef 0.001" in found
+
+
 def test_the_checkpoints_of_a_run_that_goes_on_are_no_longer_missing(tmp_path, monkeypatch) -> None:
     """But for one, which is written while the others stay."""
     tools.write_model(tmp_path / "model")

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from rptrain.models import registry
-from rptrain.models.layers.balance import balance_of, balanced
+from rptrain.models.layers.balance import balance_of, balanced, note
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 from tests.models.conftest import COMMON, VARIANTS, Native
@@ -81,3 +81,14 @@ def test_where_its_weight_comes_from() -> None:
         balanced(registry.build(config | asked), None)
     with pytest.raises(UserError, match="this model has none"):
         balanced(registry.build({**COMMON, "head_dim": 6, "architectures": ["LlamaForCausalLM"]}), 0.1)
+
+
+def test_a_note_says_where_it_differs_from_transformers() -> None:
+    """With one layer of experts it is the same, and for GLM transformers has none."""
+    config = {**COMMON, **VARIANTS["qwen3-moe"], "head_dim": 6, "architectures": ["Qwen3MoeForCausalLM"]}
+    asked = config | {"output_router_logits": True, "router_aux_loss_coef": 0.02}
+    assert "router_aux_loss_coef 0.02)" in note(balanced(registry.build(asked), None))
+    some = {**COMMON, **VARIANTS["qwen3-moe-some-dense"], "head_dim": 6, "architectures": ["Qwen3MoeForCausalLM"]}
+    glm = {**COMMON, **VARIANTS["glm4-moe"], "architectures": ["Glm4MoeForCausalLM"]}
+    for quiet, given in ((config, None), (asked, 0.0), (some, 0.5), (glm, 0.5)):
+        assert not note(balanced(registry.build(quiet), given))
