@@ -448,7 +448,8 @@ class ModelShape:
     def carries(self, name: str) -> bool:
         """Whether training leaves out a checkpoint's tensor of this name."""
         name = self.module_name(name)
-        return any(fnmatchcase(name, pattern) for pattern in self.carried)
+        names = (name, f"model.{name}")  # which transformers adds
+        return any(fnmatchcase(one, pattern) for one in names for pattern in self.carried)
 
     @property
     def stack(self) -> tuple[LayerShape, ...]:

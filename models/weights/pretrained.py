@@ -20,6 +20,7 @@ from rptrain.models.registry import has_other_parts, read_config
 from rptrain.models.spec import CheckpointPart, ModelShape, ModelSpec, Param
 from rptrain.models.weights import mxfp4, quantized
 from rptrain.models.weights.carried import NOTHING, Carried
+from rptrain.models.weights.names import BUFFERS, TIED_HEAD, Names
 from rptrain.models.weights.safetensors_io import Stored, check_floats, read, read_header, write
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import Stamp
@@ -35,10 +36,14 @@ Held = Callable[[int, str], Tensor | Quantized]  # the same in its stored form
 SINGLE = "model.safetensors"
 SHARDS = "model-*-of-*.safetensors"
 INDEX = "model.safetensors.index.json"
-TIED_HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
-BUFFER = ".rotary_emb.inv_freq"  # tensors in old checkpoints that are computed from the config
+EMBEDDING = "embed_tokens.weight"
 DRAWN = 1 << 20  # numbers drawn at a time, so that threads rarely contend; a multiple of DRAWN_UNIT
 DRAWN_UNIT = 16  # numbers that torch draws together
+SHOWN = 5  # names in a warning
+EXTRA = (  # what to do about tensors that are inside of the model, and that its config.json does not describe
+    "Tensors inside of the model are not left out, because it would compute something else without them: correct "
+    "config.json, or delete them from the files."
+)
 CHECKED = 1 << 20  # numbers checked or compared at a time, so that all threads have work
 
 
@@ -123,32 +128,39 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
         )
     places = _places(spec)
     packed = {name for place in places.values() for name in place.packed}
-    stored: dict[str, Stored] = {}
+    known, stored = Names(spec), dict[str, Stored]()
     names: dict[str, str] = {}  # the names in the files
     stamps: dict[Path, Stamp] = {}
     for file in find_files(directory):
         stamps[file] = Stamp.of(file)
         for stored_name, tensor in read_header(file).items():
-            name = spec.module_name(stored_name)
+            name = known.module_name(stored_name)
             if name in stored:
                 raise UserError(_twice(names[name], stored[name].file, stored_name, file))
             names[name], stored[name] = stored_name, tensor
     embedding = spec.units[0].params[0].parts[0].key
     if spec.tied and embedding not in stored and TIED_HEAD in stored:  # the shared tensor is under the head's name
         stored[embedding], names[embedding] = stored.pop(TIED_HEAD), names.pop(TIED_HEAD)
-    kept = {name for name in stored if name in packed or spec.carries(name) or _ignored(name, spec)}
+    kept = {
+        name
+        for name in stored
+        if name in packed or spec.carries(name) or _ignored(name, spec) or known.is_outside(name)
+    }
     check_floats({names[name]: tensor for name, tensor in stored.items() if name not in kept})
     stored = _taken_apart(stored, spec)
     wanted: dict[str, tuple[int, ...]] = {}
     for name, place in places.items():
         wanted |= place.packed if not stored.keys().isdisjoint(place.packed) else {name: place.shape}
-    missing = [f"{spec.stored_name(name)} is missing{_tying(name)}" for name in wanted if name not in stored]
+    absent = [name for name in wanted if name not in stored]
+    missing = [f"{spec.stored_name(name)} is missing{_tying(name)}" for name in absent]
     rest = {name: tensor for name, tensor in stored.items() if name not in wanted}
     carried = {name: tensor for name, tensor in rest.items() if spec.carries(name)}
+    others = {name: names.get(name, name) for name in rest if name not in carried and not _ignored(name, spec)}
+    if problem := known.problem(others.values(), absent):
+        raise UserError(f"the weights in {directory} do not fit its config.json: {problem}")
+    outside = [stored_name for name, stored_name in others.items() if known.is_outside(name)]
     extra = [
-        f"{names.get(name, name)} is not part of the model"
-        for name in rest
-        if name not in carried and not _ignored(name, spec)
+        f"{stored_name} is not part of the model" for name, stored_name in others.items() if stored_name not in outside
     ]
     shapes = [
         f"{names.get(name, name)} has shape {list(stored[name].shape)}, not {list(shape)}"
@@ -158,7 +170,13 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     wide = [f"{name} must be bytes" for name in packed & stored.keys() if stored[name].dtype != mxfp4.DTYPE]
     if problems := missing + extra + shapes + sorted(wide):
         shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
-        raise UserError(f"the weights in {directory} do not fit its config.json:\n- " + "\n- ".join(shown))
+        advice = f"\n{EXTRA}" if extra else ""
+        raise UserError(f"the weights in {directory} do not fit its config.json:\n- " + "\n- ".join(shown) + advice)
+    if outside:
+        log.warning(
+            "%s: tensors that are not part of the model are left out, also of exports, as in transformers: %s",
+            *(directory, ", ".join(outside[:SHOWN]) + (", …" if len(outside) > SHOWN else "")),
+        )
     if spec.tied and (head := stored.get(TIED_HEAD)) and not _same(head, stored[embedding]):
         raise UserError(
             f"{head.file}: lm_head.weight differs from the embedding, and config.json says that it does not: set "
@@ -383,7 +401,7 @@ def _tying(name: str) -> str:
 
 
 def _ignored(name: str, spec: ModelSpec) -> bool:
-    return name.endswith(BUFFER) or (spec.tied and name == TIED_HEAD)
+    return name.endswith(BUFFERS) or (spec.tied and name == TIED_HEAD)
 
 
 def find_files(directory: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ def test_everything_that_does_not_fit_at_once(saved) -> None:
     file = next(file for file in shards(directory) if "model.norm.weight" in load_file(file))
     tensors = load_file(file)
     tensors["model.norm.weight"] = torch.zeros(3)
-    tensors["extra"] = torch.zeros(1)
+    tensors["model.extra"] = torch.zeros(1)
     lost = next(name for name in tensors if "layers" in name)
     del tensors[lost]
     save_file(tensors, file)
@@ -161,7 +162,7 @@ def test_everything_that_does_not_fit_at_once(saved) -> None:
         pretrained.check(directory, model.spec)
     message = str(caught.value)
     assert f"{lost} is missing" in message
-    assert "extra is not part of the model" in message
+    assert "model.extra is not part of the model" in message
     assert "model.norm.weight has shape [3], not [24]" in message
 
 
@@ -177,12 +178,76 @@ def test_a_tied_checkpoint_with_the_tensor_under_the_heads_name(fresh, tmp_path)
     assert same(again, model)
 
 
+def renamed(directory: Path, name: Callable[[str], str], **more: torch.Tensor) -> None:
+    """Gives the tensors of a checkpoint other names, and adds some."""
+    file = directory / pretrained.SINGLE
+    tensors = {name(key): tensor for key, tensor in load_file(file).items()}
+    save_file(tensors | {key.replace("__", "."): tensor for key, tensor in more.items()}, file)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        lambda name: name.removeprefix("model."),
+        lambda name: f"model.{name}",
+        lambda name: name.replace("lm_", "model.lm_"),
+    ],
+    ids=["without-prefix", "twice", "head-with-prefix"],
+)
+def test_names_that_transformers_accepts(name, tied, fresh, tmp_path) -> None:
+    model, again = (fresh(ARCHITECTURE, torch.float32, tie_word_embeddings=tied) for _ in range(2))
+    pretrained.save(tmp_path, model.spec, model.view, torch.float32)
+    renamed(tmp_path, name)
+    for unit in again.params:
+        for tensor in unit.values():
+            tensor.zero_()
+    pretrained.load(pretrained.check(tmp_path, again.spec), again.spec, again.view)
+    assert same(again, model)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (lambda name: f"module.{name}", "'module.', which a wrapper of the model added"),
+        (lambda name: f"base_model.model.{name}", "'base_model.model.', which a wrapper"),
+        (lambda name: f"inner.net.{name}", "'inner.net.', which a wrapper"),
+        (lambda name: name.replace("0.mlp", "0._orig_mod.mlp"), "'_orig_mod.', which a wrapper"),
+        (lambda name: name.replace("q_proj.weight", "q_proj.base_layer.weight"), "merge it into the model"),
+    ],
+    ids=["module", "peft", "other", "inside", "adapter"],
+)
+def test_names_of_wrappers_are_refused_in_a_line(name, words, fresh, tmp_path) -> None:
+    model = fresh(ARCHITECTURE)
+    pretrained.save(tmp_path, model.spec, model.view, torch.float32)
+    renamed(tmp_path, name)
+    with pytest.raises(UserError) as caught:
+        pretrained.check(tmp_path, model.spec)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_tensors_outside_of_the_model_are_left_out(fresh, tmp_path, caplog) -> None:
+    """With a warning, as in transformers, and in any type. Those inside of it are refused: they change its results."""
+    model = fresh(ARCHITECTURE)
+    pretrained.save(tmp_path, model.spec, model.view, torch.float32)
+    names = pretrained.check(tmp_path, model.spec).tensors.keys()
+    renamed(tmp_path, str, score__weight=torch.zeros(3, 24), steps=torch.tensor(5))
+    assert pretrained.check(tmp_path, model.spec).tensors.keys() == names
+    (said,) = caplog.messages
+    assert all(text in said for text in ("score.weight", "steps", "left out"))
+    for inside in ("model.layers.0.self_attn.q_proj.bias", "lm_head.bias", "layers.7.mlp.up_proj.weight"):
+        renamed(tmp_path, str, **{inside: torch.zeros(24)})
+        with pytest.raises(UserError, match=rf"{inside} is not part of the model(.*\n)*.*correct config\.json"):
+            pretrained.check(tmp_path, model.spec)
+
+
 def test_what_old_and_tied_checkpoints_also_hold_is_tolerated(fresh, tmp_path) -> None:
     model = fresh(ARCHITECTURE, tie_word_embeddings=True)
     pretrained.save(tmp_path, model.spec, model.view, torch.float32)
     tensors = load_file(tmp_path / pretrained.SINGLE)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(3)
+    for name in ("layers.0.self_attn.rotary_emb.inv_freq", "layers.0.self_attn.rotary_emb.cos_cached", "position_ids"):
+        tensors[f"model.{name}"] = torch.zeros(3, dtype=torch.int64)
     save_file(tensors, tmp_path / pretrained.SINGLE)
     assert "lm_head.weight" not in pretrained.check(tmp_path, model.spec).tensors
 
@@ -200,7 +265,7 @@ def test_a_shard_cut_short_is_named(left, saved) -> None:
 
 
 def entry(**changes) -> bytes:
-    header = {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **changes}}
+    header = {"model.a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **changes}}
     return json.dumps(header).encode()
 
 
@@ -223,7 +288,7 @@ def entry(**changes) -> bytes:
         (entry().replace(b"4", b"1e999"), "header is malformed"),
         (b"[" * 100_000, "header is malformed"),
         (b'{"a":' * 100_000, "header is malformed"),
-        (entry()[:-1] + b"," + entry()[1:], "header is malformed: an object has the key 'a' twice"),
+        (entry()[:-1] + b"," + entry()[1:], "header is malformed: an object has the key 'model.a' twice"),
         (entry(shape=[2]), "does not fit its shape"),
         (entry(data_offsets=[4, 8]), "does not fit its shape"),
         (entry(dtype="F8_E4M3", shape=[4]), "stored as F8_E4M3"),
