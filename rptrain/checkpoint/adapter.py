@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from math import prod
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from rptrain.checkpoint import adapter_config
-from rptrain.checkpoint.adapter_config import CONFIG
+from rptrain.checkpoint.adapter_config import CONFIG, MERGE
 from rptrain.checkpoint.atomic_dir import Aside
 from rptrain.models.adapters.lora import ENDS, A, LoRA, target_names
-from rptrain.models.adapters.names import adaptable_parameters, module, module_of
+from rptrain.models.adapters.names import adaptable_modules, adaptable_parameters, end, module, module_of, modules
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import pretrained, safetensors_io
 from rptrain.models.weights.pretrained import TIED_HEAD, View
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT puts it before the names of the model's own checkpoint
+LAYER = re.compile(r"(.*\.layers)\.(\d+)\.(.+)")
 SHOWN = 10  # problems of each kind that an error lists
 
 log = logging.getLogger(__name__)
@@ -143,8 +145,13 @@ def read(directory: str | Path) -> AdapterFiles:
 
 
 def settings_of(files: AdapterFiles, spec: ModelSpec) -> LoRA:
-    """The settings of an adapter, from its tensors and its config. `spec` is its base model."""
+    """The settings of an adapter, from its tensors and its config. `spec` is its base model.
+
+    UserError if the embedding or the head has an adapter.
+    """
     config = files.config
+    if problem := _at_an_end(files, spec):
+        raise UserError(f"{files.directory} {problem}")
     own = [name.removeprefix(PREFIX) for name in files.tensors if not (spec.tied and name == PREFIX + TIED_HEAD)]
     names = dict.fromkeys(name.removesuffix(A) for name in own if name.endswith(A))
     parameters = {*adaptable_parameters(spec).values()}
@@ -188,6 +195,7 @@ def check(files: AdapterFiles, spec: ModelSpec) -> None:
         raise UserError(
             f"the adapter in {files.directory} does not match this model and these settings:\n- "
             + "\n- ".join(problems)
+            + _how_to_match(files, spec, [*missing, *extra])
         )
 
 
@@ -227,6 +235,44 @@ def _lost(files: AdapterFiles, spec: ModelShape, wanted: Collection[str]) -> lis
     parts = (part for unit in spec.units for param in unit.params for part in param.parts)
     names = (PREFIX + part.key for part in parts if f".{module(part)}".endswith(entries))
     return [name for name in names if name not in files.tensors and name not in wanted]
+
+
+def _at_an_end(files: AdapterFiles, spec: ModelShape) -> str:
+    """What to do if the embedding or the head has an adapter; empty if they have none."""
+    for name in (module(spec.units[0].params[0].parts[0]), module_of(TIED_HEAD)):
+        if any(stored.startswith(f"{PREFIX}{name}.lora_") for stored in files.tensors):
+            return f"adapts {name}, which can have no adapter here: {MERGE}"
+    return ""
+
+
+def _how_to_match(files: AdapterFiles, spec: ModelSpec, differing: Collection[str]) -> str:
+    """A line with the modules to adapt and to save for a run that continues the adapter, if they may differ.
+
+    `differing`: lines about tensors of one of them only.
+    """
+    if problem := _at_an_end(files, spec):
+        return f"\nIt {problem}"
+    found = settings_of(files, spec)
+    names = list(found.target_modules)
+    able = {*adaptable_modules(spec)}
+    if not differing or not able.issuperset(names) or not {*modules(spec)}.issuperset(found.modules_to_save):
+        return ""
+    settings = [f"lora.target_modules = {_target(names, able)}"]
+    others = {"target_parameters": files.config.target_parameters, "modules_to_save": found.modules_to_save}
+    settings += [f"lora.{key} = {_shown(value)}" for key, value in others.items() if value]
+    return f"\nThe adapter has {' and '.join(settings)}: set this to continue it"
+
+
+def _target(names: Sequence[str], able: Collection[str]) -> str:
+    """The setting for modules of these full names: suffixes if they match no others, or a pattern, or all names."""
+    ends = list(dict.fromkeys(map(end, names)))
+    if not any(end(name) in ends for name in {*able} - {*names}):
+        return _shown(ends)
+    layers = {match[2]: None for name in names if (match := LAYER.fullmatch(name))}
+    kinds = {match[3]: None for name in names if (match := LAYER.fullmatch(name))}
+    start = re.escape(names[0].partition(".layers.")[0])
+    pattern = rf"{start}\.layers\.({'|'.join(layers)})\.({'|'.join(map(re.escape, kinds))})"
+    return f"'{pattern}'" if {*filter(re.compile(pattern).fullmatch, able)} == {*names} else _shown(names)
 
 
 def _stored_names() -> dict[str, str]:

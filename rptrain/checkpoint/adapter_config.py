@@ -51,7 +51,9 @@ _IGNORED = (
     *("peft_type", "peft_version", "auto_mapping", "revision", "runtime_config", "megatron_core", "qalora_group_size"),
     *("init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
 )
+MERGE = "merge the adapter into its base with PEFT (merge_and_unload), and use the merged model"
 _INITS = (True, False, None, "gaussian", "eva")  # these do not change the base
+_PATTERNS = {"rank_pattern": "r", "alpha_pattern": "lora_alpha"}  # values for some modules, and the setting for others
 _MUST = {
     "string_type": "must be text",
     "bool_type": "must be true or false",
@@ -78,7 +80,7 @@ def read(file: Path) -> "LoraConfig":
     if given.get("peft_type") != "LORA":
         raise UserError(f'{file}: peft_type is {_shown(given.get("peft_type"))}; only "LORA" can be read')
     if used := _unsupported(given):
-        raise UserError(f"{file}: {', '.join(used)} cannot be trained here")
+        raise UserError(f"{file}: {', '.join(used)} cannot be trained here: {MERGE}")
     try:
         _Read.model_validate(given, strict=True)
     except ValidationError as error:
@@ -97,7 +99,7 @@ def content(config: "LoraConfig") -> dict[str, Any]:
 
 def _unsupported(given: dict[str, Any]) -> list[str]:
     """The settings that change what an adapter computes, or may do so, in a way that does not exist here."""
-    defaults = make().to_dict()
+    defaults = make().to_dict() | {key: _everywhere(given, key) for key in _PATTERNS}
     used = [
         one_line(key)
         for key, value in given.items()
@@ -105,6 +107,13 @@ def _unsupported(given: dict[str, Any]) -> list[str]:
     ]
     init = given.get("init_lora_weights")
     return used if init in _INITS else [*used, f"init_lora_weights {_shown(init)}"]
+
+
+def _everywhere(given: dict[str, Any], pattern: str) -> dict[str, Any] | None:
+    """A pattern's value if it has the setting's own value for all modules that it names; None if it does not."""
+    setting, value = _PATTERNS[pattern], given.get(pattern)
+    own = given.get(setting, _Read.model_fields[setting].default)
+    return value if isinstance(value, dict) and all(one == own for one in value.values()) else None
 
 
 def _explained(error: ValidationError) -> str:

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import re
+import tomllib
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -144,6 +147,38 @@ def test_what_peft_writes_is_continued(base, settings, tmp_path) -> None:
     assert_continued(theirs, directory, settings, tmp_path)
 
 
+@llama
+@pytest.mark.parametrize(
+    ("given", "setting"),
+    [
+        ({"target_modules": ["q_proj", "o_proj"], "layers_to_transform": [1]}, "'model"),
+        (
+            {"target_modules": r".*0\.self_attn\.q_proj|.*\.1\.mlp\.up_proj"},
+            '["model.layers.0.self_attn.q',
+        ),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["norm"], "rank_pattern": {"q_proj": 8}}, '["q_proj"]'),
+    ],
+    ids=["layers", "modules", "saved"],
+)
+def test_what_to_set_to_continue_an_adapter_of_peft(base, given, setting, tmp_path) -> None:
+    """The error of a run that adapts other modules ends with it."""
+    model, directory = base
+    from peft import LoraConfig, get_peft_model
+
+    theirs = get_peft_model(deepcopy(model), LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **given))
+    theirs.save_pretrained(tmp_path / "a")
+    other = with_lora(registry.build(registry.read_config(directory)), LoRA(target_modules=("k_proj",)))
+    with pytest.raises(UserError) as caught:
+        check(read(tmp_path / "a"), other)
+    advice = str(caught.value).splitlines()[-1]
+    assert f"lora.target_modules = {setting}" in advice
+    said = {
+        key: tomllib.loads(f"x = {value}")["x"] for key, value in re.findall(r"lora\.(\w+) = ('.*?'|\[.*?\])", advice)
+    }
+    settings = LoRA(**{key: tuple(value) if isinstance(value, list) else value for key, value in said.items()})
+    assert_continued(theirs.eval(), directory, settings, tmp_path / "again")
+
+
 def wrapped(tensors):
     return {name.replace("base_model.", "base_model.module.", 1): tensor for name, tensor in tensors.items()}
 
@@ -174,6 +209,8 @@ def test_an_adapter_of_a_tied_embedding_is_refused(base, name, tmp_path) -> None
     save_file(load_file(file) | {f"base_model.model.{name}": torch.ones(2, 2)}, file)
     with pytest.raises(UserError, match=f"{name} is not part of it; the head is tied to the embedding in this model"):
         check(read(tmp_path / "a"), model.spec)
+    with pytest.raises(UserError, match=f"{name.rpartition('.lora')[0]}, which can have no adapter here: merge"):
+        adapter.settings_of(read(tmp_path / "a"), model.spec)
 
 
 @llama
@@ -242,7 +279,7 @@ def test_a_changed_file_or_config_is_found(base, damage, tmp_path) -> None:
         ({"use_qalora": True, "bias": "all"}, "bias, use_qalora cannot be trained here"),
         ({"use_dora": True}, "lora.use_dora is false, the adapter's is true. Set them to the same values"),
         ({"lora_alpha": 0.5}, "lora.lora_alpha is 8, the adapter's is 0.5. Set them to the same values"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern cannot be trained here"),
+        ({"rank_pattern": {"q_proj": 3}}, "rank_pattern cannot be trained here"),
         ({"init_lora_weights": "pissa"}, 'init_lora_weights "pissa" cannot be trained here'),
         (
             {"r": 4, "use_rslora": True},

@@ -49,6 +49,13 @@ def test_what_is_written_is_what_peft_writes_in_a_fixed_order(tmp_path) -> None:
     assert written == theirs | {"target_modules": sorted(theirs["target_modules"])}
 
 
+def test_patterns_that_change_nothing_are_read(read) -> None:
+    assert read(rank_pattern={"q_proj": 8}, alpha_pattern={"v_proj": 8, "o_proj": 8}).r == 8
+    assert read(r=4, lora_alpha=16, rank_pattern={"q_proj": 4}, alpha_pattern={}).lora_alpha == 16
+    with pytest.raises(UserError, match="alpha_pattern cannot be trained here"):
+        read(lora_alpha=16, alpha_pattern={"q_proj": 8})
+
+
 @pytest.mark.parametrize("settings", [{"later": None, "more": [], "most": False}, {"eva_config": {"later": 1}}])
 def test_settings_of_a_later_version_that_say_nothing(settings, read) -> None:
     assert read(r=4, **settings).r == 4
@@ -66,7 +73,9 @@ def test_settings_of_a_later_version_that_say_nothing(settings, read) -> None:
     ],
 )
 def test_what_would_compute_something_else_is_refused(settings, read) -> None:
-    with pytest.raises(UserError, match=rf"adapter_config.json: {next(iter(settings))}.* cannot be trained here"):
+    with pytest.raises(
+        UserError, match=rf"adapter_config.json: {next(iter(settings))}.* cannot be trained here: merge"
+    ):
         read(**settings)
 
 
