@@ -65,16 +65,20 @@ class Aside:
         """
         return cls(beside(target, PARTIAL) / name)
 
-    def write(self, name: str, buffers: Iterable[bytes | memoryview], start: int | None = None) -> None:
+    def write(
+        self, name: str, buffers: Iterable[bytes | memoryview], start: int | None = None, mode: int = 0o666
+    ) -> None:
         """Writes a file and syncs it. `name` may contain folders. Several threads may write at the same time.
 
-        The hash of the first `start` bytes, where a buffer ends, is kept too, so that they can be read alone.
+        The hash of the first `start` bytes, where a buffer ends, is kept too, so that they can be read alone. Others
+        get at most the permissions in `mode`, from the beginning.
         """
         file = self.path / name
         for folder in reversed(file.relative_to(self.path).parents[:-1]):  # never create a deleted `path` again
             (self.path / folder).mkdir(exist_ok=True)
         digest, size, more = sha256(), 0, dict[str, str]()
-        with naming(file), file.open("wb") as stream:
+        opener = partial(os.open, mode=mode | 0o600)
+        with naming(file), open(file, "wb", opener=opener) as stream:
             for buffer in buffers:
                 for at in range(0, len(buffer), PIECE):
                     piece = buffer[at : at + PIECE]

@@ -22,7 +22,15 @@ from rptrain.checkpoint.atomic_dir import (
     read_manifest,
     written_aside,
 )
-from rptrain.checkpoint.base_files import BASE, PROCESSORS, base_files
+from rptrain.checkpoint.base_files import (
+    BASE,
+    CONFIG,
+    PROCESSORS,
+    BaseFile,
+    base_files,
+    with_contents,
+    with_replaced,
+)
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.eos import FROM_CONFIG, generation_config, special_tokens
 from rptrain.checkpoint.export_progress import GENERATION, KIND, ExportProgress, Report
@@ -80,7 +88,7 @@ def export(
             raise UserError(f"{error}, choose another directory, or add --force to replace it") from error
     progress.begin("checking")
     verify_checkpoint(checkpoint)
-    base = base_files(checkpoint / BASE)
+    base = with_replaced(base_files(checkpoint / BASE), state["meta"].get("chat_template"))
     lora, ends = state["meta"].get("lora"), state["meta"].get("ends", [])
     if merge and lora is None:
         raise UserError(f"{checkpoint} has no adapters to merge: export it without --merge")
@@ -92,15 +100,15 @@ def export(
         kind = kind or dtype_of(state)
         spec, view = from_checkpoint(checkpoint, wide(kind))
         carried = frozen.carried(state["meta"], spec)
-        base |= generation_config(checkpoint / BASE, spec.config, ends)
+        base = with_contents(base, generation_config(checkpoint / BASE, spec.config, ends))
         return _write(merged(spec, view), without_adapters(spec), base, to, kind, progress, carried, force=force)
     spec, view = from_checkpoint(checkpoint, kind)
     generation = generation_config(checkpoint / BASE, spec.config, ends)
     if lora is not None:
-        files = _without_model(base) | generation
+        files = with_contents(_without_model(base), generation)
         return _write_adapter(view, spec, Adapter.of(lora), files, to, kind or dtype_of(state), progress, force=force)
     carried = frozen.carried(state["meta"], spec)
-    return _write(view, spec, base | generation, to, kind, progress, carried, force=force)
+    return _write(view, spec, with_contents(base, generation), to, kind, progress, carried, force=force)
 
 
 def export_store(
@@ -123,21 +131,21 @@ def export_store(
     generation = generation_config(Path(base_dir), spec.config, ends)
     _check_earlier(to)
     if adapter is not None:
-        files = _without_model(base) | generation
+        files = with_contents(_without_model(base), generation)
         return _write_adapter(view, spec, adapter, files, to, _dtype(dtype), ExportProgress())
-    return _write(view, spec, base | generation, to, _dtype(dtype), ExportProgress(), carried)
+    return _write(view, spec, with_contents(base, generation), to, _dtype(dtype), ExportProgress(), carried)
 
 
-def _without_model(base: Mapping[str, bytes]) -> dict[str, bytes]:
+def _without_model(base: Mapping[str, BaseFile]) -> dict[str, BaseFile]:
     """The files of an adapter. With the model's config, loaders would take the directory for a whole model."""
-    left_out = ("config.json", GENERATION, *PROCESSORS)
-    return {name: content for name, content in base.items() if name not in left_out}
+    left_out = (CONFIG, GENERATION, *PROCESSORS)
+    return {name: file for name, file in base.items() if name not in left_out}
 
 
 def _write(
     view: View,
     spec: ModelSpec,
-    base: dict[str, bytes],
+    base: dict[str, BaseFile],
     to: Path,
     dtype: torch.dtype | None,
     progress: ExportProgress,
@@ -147,13 +155,15 @@ def _write(
 ) -> Path:
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     weights = pretrained.stored_bytes(spec, dtype) + carried.nbytes
-    needed = weights + sum(map(len, base.values()))
+    needed = weights + sum(len(file.content) for file in base.values())
     with written_aside(to, {"kind": KIND}, needed, check_names, force=force) as aside:
         progress.begin("writing", weights)
         pretrained.save(aside.path, spec, view, dtype, wrote=progress.wrote, carried=carried)
-        for name, content in base.items():
-            if name != "config.json":  # written with the weights: it names their dtype
-                aside.write(name, [content])
+        written = aside.path / CONFIG  # with the weights: it names their dtype
+        written.chmod(written.stat().st_mode & (base[CONFIG].mode | 0o600))
+        for name, file in base.items():
+            if name != CONFIG:
+                aside.write(name, [file.content], mode=file.mode)
         if GENERATION not in base:
             aside.write_json(GENERATION, {FROM_CONFIG: True, **special_tokens(spec.config)})
         progress.begin("reading back")
@@ -165,7 +175,7 @@ def _write_adapter(
     view: View,
     spec: ModelSpec,
     made: Adapter,
-    files: dict[str, bytes],
+    files: dict[str, BaseFile],
     to: Path,
     dtype: torch.dtype | None,
     progress: ExportProgress,
@@ -175,13 +185,13 @@ def _write_adapter(
     """Writes an adapter, and the other `files` of its directory."""
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     weights = sum(map(prod, shapes(spec).values())) * dtype.itemsize
-    needed = weights + sum(map(len, files.values()))
+    needed = weights + sum(len(file.content) for file in files.values())
     facts = {"kind": KIND, "base": base_of(spec), "architecture": spec.architecture}
     with written_aside(to, facts, needed, check_names, force=force) as aside:
         progress.begin("writing", weights)
         write(aside, spec, view, made, dtype, progress.wrote)
-        for name, content in files.items():
-            aside.write(name, [content])
+        for name, file in files.items():
+            aside.write(name, [file.content], mode=file.mode)
         progress.begin("reading back")
         verify_adapter(aside.path, spec, made)
     return to

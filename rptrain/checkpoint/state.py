@@ -40,7 +40,7 @@ from rptrain.checkpoint.atomic_dir import (
     remove,
     set_aside,
 )
-from rptrain.checkpoint.base_files import BASE, base_files, with_replaced
+from rptrain.checkpoint.base_files import BASE, BaseFile, base_files, with_replaced
 from rptrain.checkpoint.metadata import read_facts
 from rptrain.checkpoint.processes import ALONE, Processes, written_together
 from rptrain.checkpoint.unit_files import by_unit, elements, part_file, unit_file
@@ -58,7 +58,7 @@ def save_state(
     *,
     step: int,
     meta: Mapping[str, Any],
-    base: Mapping[str, bytes] | None = None,
+    base: Mapping[str, BaseFile] | None = None,
     order: Sequence[int] = (),
     release: Callable[[int], None] = lambda unit: None,
     proceed: Callable[[], None] = lambda: None,
@@ -77,7 +77,7 @@ def save_state(
     the checkpoint is complete. If one fails, none of them leaves a checkpoint; OtherFailed in the others.
     """
     target = Path(checkpoints_dir) / f"checkpoint-{step}"
-    files: dict[str, bytes] = {}
+    files: dict[str, BaseFile] = {}
     with processes.together():
         if processes.first:
             own = base_files(Path(meta["model_dir"])) if base is None else base
@@ -92,7 +92,8 @@ def save_state(
     layouts: dict[str, Layout] = {}
     for each in processes.gather({part.file: part.layout for part in parts.values()}):
         layouts |= each
-    needed = sum(len(data) for part in parts.values() for data in part.content) + sum(map(len, files.values()))
+    needed = sum(len(data) for part in parts.values() for data in part.content)
+    needed += sum(len(file.content) for file in files.values())
 
     def pieces(part: Part) -> Iterator[bytes | memoryview]:
         yield header(part.layout)
@@ -112,8 +113,8 @@ def save_state(
             for _ in pool.map(write, sorted(names, key=lambda unit: places.get(unit, 0))):
                 pass
         if processes.first:
-            for name, data in files.items():
-                aside.write(f"{BASE}/{name}", [data])
+            for name, file in files.items():
+                aside.write(f"{BASE}/{name}", [file.content], mode=file.mode)
             ordered = {name: layouts[name] for name in sorted(layouts)}
             aside.write_json(STATE, {"format": FORMAT, "step": step, "meta": dict(meta), "units": ordered})
     return target

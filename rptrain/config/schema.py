@@ -48,6 +48,8 @@ class Model(Section):
     """"auto": load the weights if there are any; "random": initialize new weights"""
     hold: Literal["memory", "map"] = "memory"
     """frozen weights: "memory" loads them, "map" reads them from disk whenever a GPU needs them"""
+    follow_links: bool = False
+    """copy tokenizer files to checkpoints and exports also if they are links that lead out of the model's folder"""
 
 
 class TrainSet(Section):

@@ -13,7 +13,7 @@ from typing import Any
 from rptrain.checkpoint import adapter, eos
 from rptrain.checkpoint.adapter import AdapterFiles
 from rptrain.checkpoint.atomic_dir import REPLACED, beside
-from rptrain.checkpoint.base_files import check_base_files
+from rptrain.checkpoint.base_files import check_base_files, check_links
 from rptrain.checkpoint.export import check_names
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
@@ -62,6 +62,8 @@ def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -
         if resumed is None or forks(*resumed):
             checks.make("save.output_dir", check_creatable, config.save.output_dir, config.log.run_name or "run")
         checks.make("model.path", check_base_files, model_dir)
+        if not config.model.follow_links:
+            checks.make("model.path", check_links, model_dir)
         if resumed is None or spec.frozen or spec.carried:
             with checks.about("model.path"):
                 files = find_files(config, model_dir, spec)

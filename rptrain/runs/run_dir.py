@@ -42,14 +42,15 @@ _REMOVED = re.compile(r"^double_quant = false\b.*$", re.MULTILINE)
 # A resumed run may change these keys: they do not affect the numbers, only say when to stop, or affect the data alone,
 # which is compared. All others are fixed.
 _FREE = re.compile(
-    r"(save|log|eval)\..*|data\.(cache_dir|follow_links|max_bad_rows|reasoning)|model\.hold|optim\.max_skipped_steps|"
+    r"(save|log|eval)\..*|data\.(cache_dir|follow_links|max_bad_rows|reasoning)|model\.(hold|follow_links)|"
+    r"optim\.max_skipped_steps|"
     r"train\.(max_steps|eval_steps|early_stopping_patience)|"
     r"engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|stall_action|stall_timeout|trace)"
 )
 # The processes that train a run together may differ in these keys: each has its own devices, memory and folders.
 OWN = re.compile(
     r"engine\.(devices|vram_limit|host_limit|optimizer_threads|stall_action|stall_timeout)|log\..*|"
-    r"data\.(cache_dir|follow_links)|save\.(resume|output_dir)"
+    r"data\.(cache_dir|follow_links)|model\.follow_links|save\.(resume|output_dir)"
 )
 
 

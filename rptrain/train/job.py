@@ -11,7 +11,7 @@ import torch
 
 from rptrain.checkpoint import eos
 from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
-from rptrain.checkpoint.base_files import base_files, check_base_files, left_out
+from rptrain.checkpoint.base_files import CONFIG, BaseFile, base_files, check_base_files, check_links, left_out
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data import padding
@@ -49,7 +49,7 @@ class Job:
 
     config: Config
     model_dir: Path
-    base: Mapping[str, bytes]  # the model's other files, read at the start: later changes do not reach checkpoints
+    base: Mapping[str, BaseFile]  # the model's other files, read at the start: later changes do not reach checkpoints
     spec: ModelSpec
     files: pretrained.WeightFiles | None  # None: random weights, or the checkpoint of a resumed run
     initial_adapter: AdapterFiles | None  # from lora.adapter
@@ -135,7 +135,9 @@ def prepare_job(
         padding.check(spec, model_dir)
     _warn_of_idle_devices(config, hardware)
     check_base_files(model_dir)
-    base = base_files(model_dir)
+    if not config.model.follow_links:
+        check_links(model_dir)
+    base = base_files(model_dir, follow_links=config.model.follow_links)
     for path in left_out(model_dir):
         log.warning("%s leads out of the model's folder: it is not copied to checkpoints and exports", path)
     tokenizer = find_tokenizer(config, model_dir)
@@ -175,7 +177,7 @@ def prepare_job(
         plan,
         memory,
         total,
-        own_config=json.loads(base["config.json"]) != spec.config,
+        own_config=json.loads(base[CONFIG].content) != spec.config,
         ends=ends,
         eos_ids=own_eos.union(ends),
     )

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 
+from rptrain.checkpoint.base_files import BaseFile
 from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.checkpoint.state import prune, save_state
 from rptrain.config.schema import Save
@@ -43,7 +44,7 @@ class Saver:
         self,
         run: RunDir,
         units: Sequence[UnitState],
-        base: Mapping[str, bytes],
+        base: Mapping[str, BaseFile],
         config: Save,
         emit: Callable[[Event], None],
         check: Callable[[], None],

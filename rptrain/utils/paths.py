@@ -2,11 +2,13 @@
 
 import errno
 import os
+import re
 from pathlib import Path
 
 from rptrain.utils.errors import UserError
 
 RUNS = Path("runs")  # the folder of runs, by default
+REPOSITORY = re.compile(r"(models|datasets|spaces)--")  # the start of a repository's name in Hugging Face's cache
 
 
 def expanded(path: str | os.PathLike[str], source: str = "") -> Path:
@@ -68,11 +70,14 @@ def leads_inside(folder: str | os.PathLike[str], path: str | os.PathLike[str]) -
 
 def leads_out(folder: str | os.PathLike[str], path: str | os.PathLike[str]) -> bool:
     """Whether a path in a folder of a model or of data leads out of it, not counting Hugging Face's cache: in a
-    snapshot there, links lead to the repository's folder `blobs`.
+    snapshot there, links lead to the repository's folder `blobs`, which is not a link.
     """
-    place = Path(os.path.realpath(folder))
-    blobs = [repository.parent / "blobs" for repository in (place, *place.parents) if repository.name == "snapshots"]
-    return not any(leads_inside(allowed, path) for allowed in (place, *blobs))
+    place, blobs = Path(os.path.realpath(folder)), list[Path]()
+    for snapshots in (place, *place.parents):
+        if snapshots.name == "snapshots" and REPOSITORY.match(snapshots.parent.name):
+            blobs.append(snapshots.with_name("blobs"))
+    allowed = (place, *(folder for folder in blobs if not folder.is_symlink()))
+    return not any(leads_inside(folder, path) for folder in allowed)
 
 
 def writable_place(folder: Path) -> Path:

@@ -118,6 +118,47 @@ def test_a_model_in_memory_is_exported_with_its_base_models_files(spec, states, 
     assert (to / "generation_config.json").read_text() == '{"temperature": 0.5}'
 
 
+def test_a_template_of_the_config_replaces_the_models_in_exports_of_earlier_checkpoints(
+    spec, states, model_dir, tmp_path, monkeypatch
+):
+    """Those had the model's own in tokenizer_config.json, which other readers prefer."""
+    (model_dir / "tokenizer_config.json").write_text('{"chat_template": "old"}')
+    (tmp_path / "run").mkdir()
+    meta = {"model_dir": str(model_dir), "chat_template": "new"}
+    monkeypatch.setattr("rptrain.checkpoint.state.with_replaced", lambda files, *_: files)
+    save_state(tmp_path / "run/checkpoints", states.make(spec), step=1, meta=meta)
+    to = export(tmp_path / "run", tmp_path / "model")
+    assert (to / "chat_template.jinja").read_text() == "new"
+    assert json.loads((to / "tokenizer_config.json").read_text()) == {"chat_template": "new"}
+
+
+def test_copies_are_readable_to_nobody_else(spec, states, model_dir, tmp_path):
+    private = {"config.json", "generation_config.json", "tokenizer.json"}
+    (model_dir / "generation_config.json").write_text("{}")
+    for file in model_dir.iterdir():
+        file.chmod(0o600 if file.name in private else 0o644)
+    (tmp_path / "run").mkdir()
+    meta = {"model_dir": str(model_dir), "chat_template": "new", "config": spec.config, "ends": [3]}
+    mask = os.umask(0o022)
+    try:
+        checkpoint = save_state(tmp_path / "run/checkpoints", states.make(spec), step=1, meta=meta)
+        exported = export(tmp_path / "run", tmp_path / "model")
+    finally:
+        os.umask(mask)
+    for folder in (checkpoint / "base", exported):
+        closed = {file.name for file in folder.iterdir() if file.stat().st_mode & 0o077 == 0}
+        assert closed == private and (folder / "chat_template.jinja").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_link_in_a_checkpoint_is_not_followed(run, tmp_path):
+    directory, _ = run
+    (tmp_path / "secret.txt").write_text("secret")
+    (directory / "checkpoints/checkpoint-10/base/x.tiktoken").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(UserError, match=r"x.tiktoken leads to .*secret.txt, outside of its folder: put the file there"):
+        export(directory, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 def stopped(directory):
     """What stock transformers generates from an exported model: greedily, until an EOS id."""
     from transformers import AutoModelForCausalLM

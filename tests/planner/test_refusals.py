@@ -64,6 +64,7 @@ def refusals(*overrides: str) -> dict[str, str]:
         (["data.train.0.path=chats.jsonl", "data.max_length=4"], "data.max_length", "no token of the data is super"),
         (["data.train.0.path=chats.jsonl", "data.max_length=99", "data.val_size=1"], "data.max_length", "val_size"),
         (["model.path=no-tokenizer", "data.train.0.path=chats.jsonl"], "model.path", "there is no tokenizer"),
+        (["model.path=linked"], "model.path", "vocab.txt -> "),
         (["model.path=tiny-tasks", "train.method=lora"], "train.method", "adapters need pretrained weights"),
         (["train.method=lora", "lora.adapter=none"], "lora.adapter", "none"),
         (["save.output_dir=run.toml/runs"], "save.output_dir", "run.toml is not a folder; change save.output_dir"),
@@ -88,8 +89,23 @@ def test_what_is_refused(overrides: list[str], key: str, message: str, folder: P
     (folder / "gone").symlink_to("nowhere")
     tools.write_model(folder / "no-tokenizer")
     (folder / "no-tokenizer/tokenizer.json").unlink()
+    (folder / "linked").mkdir()
+    for file in (folder / "model").iterdir():
+        (folder / "linked" / file.name).hardlink_to(file)
+    (folder / "linked/vocab.txt").symlink_to("../chats.jsonl")
     found = refusals(*overrides)
     assert list(found) == [key] and message in found[key]
+
+
+def test_links_of_a_model_are_followed_on_request(folder: Path) -> None:
+    """A run that began before they were there may be resumed with them, too."""
+    assert tools.invoke("--config", "run.toml", "train.max_steps=1").exit_code == 0
+    (folder / "secret").write_text("secret")
+    (folder / "model/vocab.txt").symlink_to("../secret")
+    resume = "--config", "run.toml", "save.resume=runs/run", "train.max_steps=2"
+    assert tools.invoke(*resume).exit_code == 2
+    assert tools.invoke(*resume, "model.follow_links=true").exit_code == 0
+    assert (folder / "runs/run/model/vocab.txt").read_text() == "secret"
 
 
 def test_a_template_that_refuses_every_row(folder: Path) -> None:
