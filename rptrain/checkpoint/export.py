@@ -36,6 +36,7 @@ from rptrain.checkpoint.eos import FROM_CONFIG, generation_config, special_token
 from rptrain.checkpoint.export_progress import GENERATION, KIND, ExportProgress, Report
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.checkpoint.state import dtype_of, latest, read_state, verify_checkpoint
+from rptrain.checkpoint.target_lock import locked
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.optim.adam import join
@@ -69,8 +70,8 @@ def export(
     hashes of the checkpoint are checked first, and the export is read back.
 
     UserError if the source has no checkpoint or a damaged one, if there are no adapters to merge, if `to` overlaps what
-    is read or the folder of a run, or if `to` exists and is not an earlier export (`force` replaces
-    it). DiskFull if space is short. `report` is called while it works.
+    is read or the folder of a run, if `to` exists and is not an earlier export (`force` replaces it), or if
+    another process exports to it (see `target_lock`). DiskFull if space is short. `report` is called while it works.
     """
     source = Path(source)
     progress = ExportProgress(report)
@@ -81,6 +82,21 @@ def export(
     _check_place(to)
     _check_inputs(to, _inputs(source, checkpoint, state["meta"].get("model_dir")))
     _check_runs(to, force)
+    with locked(to, force=force):
+        return _export(checkpoint, state, to, kind, progress, merge=merge, force=force)
+
+
+def _export(
+    checkpoint: Path,
+    state: Mapping[str, Any],
+    to: Path,
+    kind: torch.dtype | None,
+    progress: ExportProgress,
+    *,
+    merge: bool,
+    force: bool,
+) -> Path:
+    """Writes a checkpoint to a target that this process has locked."""
     if not force:
         try:
             _check_earlier(to)
@@ -92,10 +108,6 @@ def export(
     lora, ends = state["meta"].get("lora"), state["meta"].get("ends", [])
     if merge and lora is None:
         raise UserError(f"{checkpoint} has no adapters to merge: export it without --merge")
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:  # also a link to itself
-        raise UserError(f"{error.filename} is not a directory: choose another one to export to") from error
     if merge:
         kind = kind or dtype_of(state)
         spec, view = from_checkpoint(checkpoint, wide(kind))

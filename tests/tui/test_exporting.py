@@ -1,5 +1,7 @@
 """Export: what is asked, what may be replaced, the progress, and the code that loads the result."""
 
+import errno
+import fcntl
 import json
 from pathlib import Path
 
@@ -147,3 +149,12 @@ async def test_a_failure_is_shown_where_the_progress_was(make: Made, run: Path, 
         await press_until(pilot, "enter", lambda: "no [room] left" in screen_text(app))
         assert "see .out.rptrain-log" in screen_text(app) and "3.00 GiB" not in screen_text(app)
         assert not app.screen.query_one("#copy", Button).display
+
+
+def test_an_export_begins_where_nothing_can_be_locked(tmp_path: Path, monkeypatch):
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    monkeypatch.setattr(launch, "EXPORT", ("true",))
+    assert launch.export(tmp_path / "run", tmp_path / "out", (), {}).process.wait() == 0

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from errno import ENOLCK, EOPNOTSUPP
 from itertools import chain, count
 from pathlib import Path
 from typing import BinaryIO
@@ -152,13 +153,16 @@ def export(source: Path, to: Path, options: Sequence[str], environment: Mapping[
 
 
 def _open(log: Path) -> BinaryIO | None:
-    """Opens a file for appending and locks it; None if another process has locked it."""
+    """Opens a file for appending and locks it if its file system has locks; None if another process has locked it."""
     output = log.open("ab")
     try:
         fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         output.close()
         return None
+    except OSError as error:  # what is started says that there are none
+        if error.errno not in (ENOLCK, EOPNOTSUPP):
+            raise
     return output
 
 
