@@ -2,6 +2,7 @@
 
 A file has the safetensors format, with a header of fixed size, which is written last. It is written under a temporary
 name and renamed at the end: if two runs tokenize the same file at once, either may be last; mapped files stay valid.
+Files that another user can have written are not read, because their hash shows only that they are whole.
 """
 
 import errno
@@ -16,7 +17,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.files import file_sha256, open_regular
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import from_environment, writable_place
+from rptrain.utils.private import Untrusted, make_own_folder, open_own
 
 log = logging.getLogger(__name__)
 
@@ -91,15 +93,22 @@ def allow_open(files: int) -> None:
 
 
 def load(folder: Path, key: str) -> tuple[Stream, Tally] | None:
-    """The tokens under a key; None if there are none, or, with a warning, if the file is damaged."""
-    path = _path(folder, key)
-    try:
-        return _read(path, key)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (Damaged, OSError, RecursionError) as error:
-        log.warning("%s is damaged (%s): tokenizing the data again", path, error)
-        return None
+    """The tokens under a key; None if there are none, or, with a warning, if the file is damaged or another user can
+    have written it.
+    """
+    for path in (_path(folder, key, os.geteuid()), _path(folder, key)):
+        try:
+            if path.exists() and not path.is_file():
+                raise Damaged("it is not a file")
+            with open_own(path) as file:
+                return _read(file, key)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):  # PermissionError: another user's file
+            continue
+        except Untrusted as error:
+            log.warning("%s: tokenizing the data again", error)
+        except (Damaged, OSError, RecursionError) as error:
+            log.warning("%s is damaged (%s): tokenizing the data again", path, error)
+    return None
 
 
 def check_folder(folder: Path) -> None:
@@ -114,7 +123,7 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
     """Writes documents as they arrive; `tally` is complete after the last. Raises UserError if that fails."""
     try:
         writable_place(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_own_folder(folder)
         _clean(folder)
         with NamedTemporaryFile(dir=folder, prefix=f".{key}-", suffix=PARTIAL, delete=False) as file:
             try:
@@ -145,12 +154,12 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
                 file.write((HEADER - 8).to_bytes(8, "little") + header)
                 file.flush()
                 os.fsync(file.fileno())
-                path = _path(folder, key)
-                os.replace(file.name, path)
+                stream = _read(file, key)[0]
+                os.replace(file.name, _free_path(folder, key))
             finally:  # still exists if it was not finished
                 with suppress(FileNotFoundError):
                     os.unlink(file.name)
-        return _read(path, key)[0]
+        return stream
     except OSError as error:
         raise _not_written(folder, error) from error
 
@@ -165,35 +174,40 @@ def _not_written(folder: Path, error: OSError) -> UserError:
     return UserError(f"{folder}: the token cache cannot be written: {error.strerror or error}; {advice}")
 
 
-def _path(folder: Path, key: str) -> Path:
-    """The path of the file, or one with our user id if another user's unreadable file has that name."""
-    path = folder / f"{key}.safetensors"
-    if os.path.exists(path) and not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
-        return folder / f"{key}-{os.geteuid()}.safetensors"
+def _path(folder: Path, key: str, user: int | None = None) -> Path:
+    """The path of the file; with a `user` the one for a user id, where another user's file has that name."""
+    return folder / f"{key}{'' if user is None else f'-{user}'}.safetensors"
+
+
+def _free_path(folder: Path, key: str) -> Path:
+    """The path to write to."""
+    path = _path(folder, key)
+    with suppress(FileNotFoundError):
+        if path.lstat().st_uid != os.geteuid():
+            return _path(folder, key, os.geteuid())
     return path
 
 
-def _read(path: Path, key: str) -> tuple[Stream, Tally]:
-    if path.exists() and not path.is_file():
-        raise Damaged("it is not a file")
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size - HEADER
-        try:
-            header = json.loads(file.read(HEADER)[8:])
-            metadata = header.pop("__metadata__")
-            facts = json.loads(metadata["facts"])
-            bounds = {name: header[name]["data_offsets"] for name in TOKENS}
-            whole = bounds["divisible"][1] == size
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise Damaged("its header is unreadable") from error
-        if not whole:
-            raise Damaged(f"it has {size} bytes of arrays")
-        pieces = _piece_digests(file.fileno(), size)
-        if _hash([header, metadata["facts"]], pieces) != metadata.get("sha256"):
-            raise Damaged("its sha256 differs")
+def _read(file: BinaryIO, key: str) -> tuple[Stream, Tally]:
+    file.seek(0)
+    size = os.fstat(file.fileno()).st_size - HEADER
+    try:
+        header = json.loads(file.read(HEADER)[8:])
+        metadata = header.pop("__metadata__")
+        facts = json.loads(metadata["facts"])
+        bounds = {name: header[name]["data_offsets"] for name in TOKENS}
+        whole = bounds["divisible"][1] == size
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise Damaged("its header is unreadable") from error
+    if not whole:
+        raise Damaged(f"it has {size} bytes of arrays")
+    pieces = _piece_digests(file.fileno(), size)
+    if _hash([header, metadata["facts"]], pieces) != metadata.get("sha256"):
+        raise Damaged("its sha256 differs")
     if facts.get("key") != key:
         raise Damaged("it belongs to other data")
-    data = np.memmap(path, np.uint8, "r", HEADER) if size > SMALL else np.fromfile(path, np.uint8, offset=HEADER)
+    file.seek(0)
+    data = np.memmap(file, np.uint8, "r", HEADER) if size > SMALL else np.fromfile(file, np.uint8, offset=HEADER)
     arrays = (data[start:end].view(TOKENS[name]) for name, (start, end) in bounds.items())
     stream = Stream(*arrays, largest=facts["largest"], digest=_hash(header, pieces))
     ends = Counter({int(token): rows for token, rows in facts["ends"].items()})

@@ -21,6 +21,7 @@ from rptrain.data.sequences import Sequences
 from rptrain.data.tokens import Origin, Stream
 from rptrain.utils.files import file_sha256, open_regular
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.private import open_own
 
 HEADER = 1 << 16  # bytes before the arrays in a file of the cache
 PIECE = 1 << 24  # bytes of the arrays per hash
@@ -92,7 +93,7 @@ class _File:
         """
         found = list[tuple[float, str]]()
         for path in self._origin.folder.glob("*.safetensors"):
-            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError), open_regular(path) as file:
+            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError), open_own(path) as file:
                 status = os.fstat(file.fileno())
                 if status.st_size != HEADER + self._size:
                     continue

@@ -24,7 +24,7 @@ from rptrain.data.folders import choose
 from rptrain.data.loader import is_file_set
 from rptrain.data.template import load_template
 from rptrain.utils.file_state import states_of
-from rptrain.utils.files import read_small_text
+from rptrain.utils.private import Untrusted, check_own, make_own_folder, read_own
 from rptrain.utils.replacing import replace_file
 
 FOLDER = "plans"
@@ -75,9 +75,12 @@ def path_of(config: Config, model_dir: Path, vocab_size: int, padding_row: int |
 
 
 def load(path: Path) -> DataChecks | None:
-    """The checks of an earlier plan; None if there are none, or if the file is damaged."""
+    """The checks of an earlier plan; None if there are none, if the file is damaged, or if others may write to it or to
+    its folder, where they could give it another name.
+    """
     try:
-        return _CHECKED.validate_json(read_small_text(path))
+        check_own(path.parent, path.parent.stat())
+        return _CHECKED.validate_json(read_own(path))
     except (OSError, ValueError):
         return None
 
@@ -89,10 +92,23 @@ def store(path: Path, checks: DataChecks) -> None:
     """
     with suppress(OSError, ValueError):
         content = _CHECKED.dump_json(checks)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)
+        make_own_folder(path.parent)
+        _close(path.parent)
+        replace_file(path, content, 0o600)
         for old in sorted(path.parent.glob("*.json"), key=os.path.getmtime)[:-KEPT]:
             old.unlink()
+
+
+def _close(folder: Path) -> None:
+    """Closes this user's folder to others, and deletes what they may have put there. Untrusted if it is another's."""
+    try:
+        check_own(folder, folder.stat())
+    except Untrusted:
+        if folder.stat().st_uid != os.geteuid():
+            raise
+        folder.chmod(0o700)
+        for file in folder.glob("*.json"):
+            file.unlink()
 
 
 def _pyarrow() -> str | None:

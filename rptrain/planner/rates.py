@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from rptrain.data import cache
 from rptrain.schedule.machine import MeasuredRates, Rates
 from rptrain.utils.errors import UserError, describe
-from rptrain.utils.files import read_small
+from rptrain.utils.private import Untrusted, make_own_folder, read_own
 from rptrain.utils.replacing import replace_file
 
 FILE = "rates.json"
@@ -96,8 +96,11 @@ def load() -> _Content:
     path: Path | None = None
     try:
         path = _path()
-        content = TypeAdapter(_Content).validate_json(read_small(path), strict=True)
+        content = TypeAdapter(_Content).validate_json(read_own(path), strict=True)
     except FileNotFoundError:
+        return _Content(1)
+    except Untrusted as error:
+        log.warning("%s: plans use estimated rates until rptrain doctor measures again", error)
         return _Content(1)
     except (ValidationError, OSError, UserError) as error:  # UserError: no home directory, or no regular file
         said = "has unknown content" if isinstance(error, ValidationError) else f"cannot be read ({error})"
@@ -123,8 +126,8 @@ def keep(gpus: Iterable[GpuRates] = (), links: Iterable[LinkRates] = ()) -> str 
     content = TypeAdapter(_Content).dump_json(kept, indent=2)
     try:
         path = _path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content)
+        make_own_folder(path.parent)
+        replace_file(path, content, 0o644)
     except (OSError, UserError) as error:
         return describe(error)
     return None

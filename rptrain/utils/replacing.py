@@ -5,6 +5,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from os.path import realpath
 from pathlib import Path
 from typing import BinaryIO
@@ -18,28 +19,30 @@ def remove_unfinished(folder: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
     """Writes a file atomically, as `replacing` does."""
-    with replacing(path) as new:
+    with replacing(path, mode) as new:
         new.write(content)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` at the end of the block, with the mode of the earlier file, to which
     links stay links. After an exception the earlier file is unchanged; an OSError names the path.
 
-    The new file is in the same folder, and synced.
+    The new file is in the same folder, and synced. With a `mode` the new file has it, whatever the earlier one's, and a
+    link is replaced itself.
     """
-    file = Path(realpath(path))
+    file = Path(realpath(path)) if mode is None else path
     aside = file.with_name(f".rptrain-{secrets.token_hex(8)}.part")
     try:
         with naming(path):
-            with aside.open("xb") as new:
+            opener = partial(os.open, mode=0o666 if mode is None else mode)
+            with open(aside, "xb", opener=opener) as new:
                 yield new
                 new.flush()
                 os.fsync(new.fileno())
-            if file.exists():
+            if mode is None and file.exists():
                 shutil.copymode(file, aside)
             aside.replace(file)
     finally:

@@ -223,18 +223,32 @@ def test_a_file_that_changes_between_hashing_and_reading(folder, tokenizer, monk
     assert not list((folder / "kept").iterdir()), "nothing is kept under the hash of what it was"
 
 
-def test_another_users_file_in_a_shared_folder(folder, tokenizer, reads, monkeypatch):
-    """Its owner alone may read it, and in a folder like /tmp it cannot be replaced."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_another_users_file_in_a_shared_folder(folder, tokenizer, reads, caplog, mode):
+    """It is not trusted, and in a folder like /tmp it could not be replaced."""
     expected = tokens_of(go(folder, tokenizer))
     (theirs,) = (folder / "kept").iterdir()
     content = theirs.read_bytes()
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, *more, **options: path != theirs and access(path, *more, **options))
+    os.chown(theirs, 4242, -1)
+    theirs.chmod(mode)
     for _ in range(2):
         assert tokens_of(go(folder, tokenizer)) == expected
     assert len(reads) == 2, "ours is found again"
+    assert caplog.text.count("belongs to another user (uid 4242) and is not used: tokenizing the data again") == 1
     (ours,) = set((folder / "kept").iterdir()) - {theirs}
     assert str(os.geteuid()) in ours.name and theirs.read_bytes() == content
+
+
+def test_a_file_that_others_may_write_to_is_not_read(folder, tokenizer, reads, caplog):
+    expected = tokens_of(go(folder, tokenizer))
+    (file,) = (folder / "kept").iterdir()
+    file.chmod(0o620)
+    for _ in range(2):
+        assert tokens_of(go(folder, tokenizer)) == expected
+    assert len(reads) == 2 and "may be written by other users (mode 620) and is not used" in caplog.text
+    assert [(file.name, file.stat().st_mode & 0o777) for file in (folder / "kept").iterdir()] == [(file.name, 0o600)]
+    assert (folder / "kept").stat().st_mode & 0o777 == 0o700
 
 
 def test_what_another_user_left_cannot_be_removed(folder, tokenizer, monkeypatch):

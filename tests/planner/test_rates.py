@@ -177,3 +177,11 @@ def test_the_hosts_bandwidth_grows_with_its_cores_and_sockets(cpus, sockets, ban
         found = hardware.machine(devices)
         assert (found.host_bandwidth, found.threads) == (bandwidth * GB, default_threads())
         assert hardware.machine(devices, 3).threads == 3
+
+
+def test_a_file_that_others_may_write_to_is_ignored(folder, caplog):
+    keep([FIRST])
+    (folder / FILE).chmod(0o664)
+    assert load().gpus == () and "may be written by other users (mode 664)" in caplog.text
+    assert keep([SECOND]) is None
+    assert load().gpus == (SECOND,) and folder.stat().st_mode & 0o777 == 0o700

@@ -290,6 +290,27 @@ def test_the_oldest_checks_are_deleted(tmp_path: Path, monkeypatch: pytest.Monke
     assert len([*(tmp_path / "plans").iterdir()]) == 2
 
 
+def test_checks_that_others_may_have_written_are_not_used(tmp_path: Path) -> None:
+    first, second = tmp_path / "plans/1.json", tmp_path / "plans/2.json"
+    checks = plan_cache.DataChecks(("a",), None)
+
+    def stored(path: Path) -> bool:
+        plan_cache.store(path, checks)
+        return plan_cache.load(path) == checks
+
+    assert stored(first) and (first.stat().st_mode & 0o777, first.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    first.chmod(0o660)
+    assert plan_cache.load(first) is None and stored(first)
+    first.parent.chmod(0o770)
+    assert plan_cache.load(first) is None and stored(second) and not first.exists(), "it could have another's name"
+    (tmp_path / "mine").write_text("mine")
+    first.symlink_to(tmp_path / "mine")
+    assert stored(first) and (tmp_path / "mine").read_text() == "mine"
+    if os.geteuid() == 0:
+        os.chown(first.parent, 4242, -1)
+        assert not stored(first) and not stored(tmp_path / "plans/3.json")
+
+
 def test_checks_that_ran_out_of_time_are_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another plan may read rows that this one did not reach."""
     (folder / "chats.jsonl").write_text(chats(*["cba"] * 300))

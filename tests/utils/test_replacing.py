@@ -40,3 +40,12 @@ def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
     assert len(os.listdir(tmp_path)) == 2
     remove_unfinished(tmp_path)
     assert os.listdir(tmp_path) == ["other"]
+
+
+def test_a_given_mode_replaces_the_earlier_one_and_a_link(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("before")
+    link.symlink_to("file")
+    replace_file(link, b"after", 0o600)
+    assert file.read_text() == "before" and link.read_text() == "after" and not link.is_symlink()
+    assert stat.S_IMODE(link.stat().st_mode) == 0o600
