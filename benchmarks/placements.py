@@ -64,7 +64,7 @@ def main() -> None:
     found: dict[str, Any] = {"commit": commit(), "torch": torch.__version__, "room": asdict(room), "cases": []}
     for preset, base in CASES:
         spec = spec_of(preset, base)
-        model = Model(spec, torch.bfloat16, Path(), Path(), lambda into: None)
+        model = Model(spec, torch.bfloat16, Path(), Path(), lambda flats: None)
         sizes = Sizes.of(spec, model.dtype)
         expected = speeds(sizes, replace(room, host=free_room().host))
         for kind, speed in measured(model, sizes):

@@ -25,10 +25,11 @@ if not torch.cuda.is_available():
 
 @pytest.fixture(autouse=True, scope="session")
 def tokens_are_kept_apart(tmp_path_factory):
-    """No test takes what an earlier session has tokenized, nor leaves anything in the user's cache."""
+    """No test takes what an earlier session has tokenized or hashed, nor leaves anything in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("tokens")
         patch.setattr("rptrain.data.cache.default_folder", lambda: folder)
+        patch.setattr("rptrain.utils.file_digests.folder", lambda: folder / "digests")
         yield
 
 

@@ -21,11 +21,11 @@ from rptrain.kernels.quant import MXFP4, Quantized, finite
 from rptrain.models.spec import ModelShape, Param, Unit
 from rptrain.models.weights import mxfp4
 from rptrain.models.weights.pretrained import WeightFiles
-from rptrain.models.weights.safetensors_io import Stored, as_bytes
+from rptrain.models.weights.safetensors_io import PIECE, Hashing, Stored, as_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import OpenFile, Stamp
 
-BLOCK = 1 << 20  # bytes per read of a hashing thread
+BLOCK = 1 << 20  # bytes per read of a hashing thread; divides PIECE
 IN_MEMORY = 'use model.hold = "memory"'
 
 
@@ -174,16 +174,26 @@ class FileBackedUnit:
             start += param.nbytes(self._dtype.itemsize)
         raise KeyError(name)
 
-    def digest(self) -> str:
-        """SHA-256 of the flat buffer. Raises UserError for NaN or infinite values."""
+    def digest(self, hashing: Hashing | None = None) -> str:
+        """SHA-256 of the flat buffer. `hashing` takes those of the tensors that it wants. Raises UserError for NaN or
+        infinite values.
+        """
         found, at = sha256(), 0
         buffer = torch.empty(min(BLOCK, self.nbytes), dtype=torch.uint8)
         for piece in self._pieces:
             found.update(bytes(piece.start - at))
+            wanted = hashing if hashing is not None and hashing.wants(piece.stored) else None
+            of_piece = sha256()
             for start in range(piece.start, piece.stop, BLOCK):
                 part = buffer[: min(BLOCK, piece.stop - start)]
                 self.read(start, as_bytes(part))
                 found.update(as_bytes(part))
+                stop = start + len(part)
+                if wanted is not None:
+                    of_piece.update(as_bytes(part))
+                    if stop == piece.stop or (stop - piece.start) % PIECE == 0:
+                        wanted.add(piece.stored, (start - piece.start) // PIECE, of_piece.digest())
+                        of_piece = sha256()
                 if piece.checked and not finite(part.view(piece.stored.dtype)):
                     raise UserError(
                         f"{piece.stored.file}: {piece.name} holds values that are infinite or not numbers: fetch the "

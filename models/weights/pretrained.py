@@ -5,8 +5,9 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from math import lcm, prod
 from pathlib import Path
@@ -20,6 +21,7 @@ from rptrain.models.registry import has_other_parts, read_config
 from rptrain.models.spec import CheckpointPart, ModelShape, ModelSpec, Param
 from rptrain.models.weights import mxfp4, quantized
 from rptrain.models.weights.carried import NOTHING, Carried
+from rptrain.models.weights.digests import TensorDigests
 from rptrain.models.weights.names import BUFFERS, TIED_HEAD, Names
 from rptrain.models.weights.safetensors_io import Stored, check_floats, read, read_header, write
 from rptrain.utils.errors import UserError
@@ -186,8 +188,15 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
     return WeightFiles(directory, {name: stored[name] for name in wanted}, carried, stamps)
 
 
-def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int] | None = None) -> None:
-    """Fills the host views of all or some units, and converts to their dtype or format.
+def load(
+    files: WeightFiles,
+    spec: ModelSpec,
+    view: Held,
+    units: Collection[int] | None = None,
+    digests: TensorDigests | None = None,
+) -> None:
+    """Fills the host views of all or some units, and converts to their dtype or format. What is read is hashed for
+    `digests`.
 
     Raises UserError if a file was deleted or truncated, or if a loaded weight is NaN or infinite.
     """
@@ -207,9 +216,9 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
             dequantized.append((*packed, target))
         else:
             whole.append((stored[name], target))
-    read(whole)
-    in_parallel(mxfp4.load, (piece for each in dequantized for piece in mxfp4.pieces(*each)))
-    in_parallel(quantized.load, (piece for each in narrowed for piece in quantized.pieces(*each)))
+    read(whole, digests)
+    in_parallel(_work, _dequantizing(dequantized, digests))
+    in_parallel(_work, _quantizing(narrowed, digests))
     if name := not_finite(spec, view, units):
         target = places[name].held(view)
         dtype = target.format.name if isinstance(target, Quantized) else str(target.dtype).removeprefix("torch.")
@@ -217,6 +226,29 @@ def load(files: WeightFiles, spec: ModelSpec, view: Held, units: Collection[int]
             f"{files.directory}: {name} holds values that are infinite or not numbers in {dtype}: fetch the weights "
             "again, or use a model.dtype in which they fit"
         )
+
+
+def _dequantizing(
+    tensors: Iterable[tuple[Stored, Stored, Tensor]], digests: TensorDigests | None
+) -> Iterator[Callable[[], None]]:
+    for blocks, scales, target in tensors:
+        if digests is not None:  # right before they are read, which is then from the page cache
+            yield from digests.works(blocks)
+            yield from digests.works(scales)
+        yield from (partial(mxfp4.load, piece) for piece in mxfp4.pieces(blocks, scales, target))
+
+
+def _quantizing(
+    tensors: Iterable[tuple[Stored, Quantized, bool]], digests: TensorDigests | None
+) -> Iterator[Callable[[], None]]:
+    for stored, target, turned in tensors:
+        if digests is not None:
+            yield from digests.works(stored)
+        yield from (partial(quantized.load, piece) for piece in quantized.pieces(stored, target, turned))
+
+
+def _work(work: Callable[[], None]) -> None:
+    work()
 
 
 def not_finite(spec: ModelSpec, view: Held, units: Collection[int] | None = None) -> str | None:

@@ -9,8 +9,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import sha256
 from math import prod
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,8 +46,8 @@ INSTEAD = {
     b"version": "what git keeps in place of a file that it has not fetched",
     b"<": "a web page",
 }  # beginnings of other file formats
-PIECE = 1 << 23  # bytes read at a time, so that all threads have work
-CONVERTED = 1 << 20  # bytes converted at a time: they stay in a core's cache
+PIECE = 1 << 23  # bytes read at a time, so that all threads have work; digests depend on it
+CONVERTED = 1 << 20  # bytes converted or hashed at a time: they stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,14 @@ class Stored:
     offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+
+class Hashing(Protocol):
+    """Takes the hashes of tensors while they are read: see `TensorDigests` in digests.py."""
+
+    def wants(self, stored: Stored) -> bool: ...
+
+    def add(self, stored: Stored, number: int, digest: bytes) -> None: ...
 
 
 def read_header(file: Path) -> dict[str, Stored]:
@@ -101,35 +111,53 @@ def read_here(stored: Stored, tensor: Tensor) -> None:
         file.read(stored.offset, as_bytes(tensor))
 
 
-def read(tensors: Iterable[tuple[Stored, Tensor]]) -> None:
-    """Fills contiguous tensors with stored ones of the same shapes, converted to their dtypes.
+class _Piece(NamedTuple):
+    """Piece number `number` of a stored tensor, and its place in memory."""
+
+    file: OpenFile
+    stored: Stored
+    number: int
+    target: Tensor
+    hashing: Hashing | None
+
+
+def read(tensors: Iterable[tuple[Stored, Tensor]], hashing: Hashing | None = None) -> None:
+    """Fills contiguous tensors with stored ones of the same shapes, converted to their dtypes. `hashing` takes the
+    SHA-256 of each piece of the tensors that it wants.
 
     Uses all cores and reads directly into the tensors; to convert, each core needs CONVERTED bytes. Raises UserError,
     with the file's name, if a file was deleted or truncated since its header was read.
     """
     with ExitStack() as stack:
         files: dict[Path, OpenFile] = {}
-        pieces: list[tuple[OpenFile, int, torch.dtype, Tensor]] = []
+        pieces: list[_Piece] = []
         for stored, tensor in tensors:
             assert stored.shape == tensor.shape
             if stored.file not in files:
                 files[stored.file] = stack.enter_context(OpenFile(stored.file))
-            itemsize = stored.dtype.itemsize
-            for index, piece in enumerate(tensor.view(-1).split(PIECE // itemsize)):
-                pieces.append((files[stored.file], stored.offset + index * PIECE, stored.dtype, piece))
+            wanted = hashing if hashing is not None and hashing.wants(stored) else None
+            for number, piece in enumerate(tensor.view(-1).split(PIECE // stored.dtype.itemsize)):
+                pieces.append(_Piece(files[stored.file], stored, number, piece, wanted))
         in_parallel(_read_piece, pieces)
 
 
-def _read_piece(piece: tuple[OpenFile, int, torch.dtype, Tensor]) -> None:
-    file, offset, dtype, target = piece
-    if dtype == target.dtype:
+def _read_piece(piece: _Piece) -> None:
+    file, stored, number, target, hashing = piece
+    offset, dtype = stored.offset + number * PIECE, stored.dtype
+    digest = sha256() if hashing is not None else None
+    if dtype == target.dtype and digest is None:
         file.read(offset, as_bytes(target))
         return
-    buffer = torch.empty(CONVERTED // dtype.itemsize, dtype=dtype)
-    for index, part in enumerate(target.split(len(buffer))):
-        stored = buffer[: len(part)]
-        file.read(offset + index * CONVERTED, as_bytes(stored))
-        part.copy_(stored)
+    buffer = torch.empty(0 if dtype == target.dtype else CONVERTED // dtype.itemsize, dtype=dtype)
+    for index, part in enumerate(target.split(CONVERTED // dtype.itemsize)):
+        here = part if dtype == target.dtype else buffer[: len(part)]
+        file.read(offset + index * CONVERTED, as_bytes(here))
+        if digest is not None:
+            digest.update(as_bytes(here))
+        if here is not part:
+            part.copy_(here)
+    if hashing is not None and digest is not None:
+        hashing.add(stored, number, digest.digest())
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

@@ -210,10 +210,15 @@ def check_settings(files: AdapterFiles, settings: LoRA, base: str) -> None:
     ]
     if differ:
         raise UserError(f"{files.directory} has other settings: {'; '.join(differ)}. Set them to the same values")
-    named = files.config.base_model_name_or_path
-    if named and Path(named).name != Path(base).name:
+    if named := other_base(files, base):
         names = (one_line(str(name)) for name in (files.directory, named, base))
         log.warning("the adapter in %s was trained on %s, and continues with %s", *names)
+
+
+def other_base(files: AdapterFiles, base: str) -> str:
+    """The name of the base that an adapter was trained on if it differs from this one; else empty."""
+    named = files.config.base_model_name_or_path
+    return named if named and Path(named).name != Path(base).name else ""
 
 
 def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:

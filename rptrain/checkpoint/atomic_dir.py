@@ -10,11 +10,14 @@ from functools import partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 from uuid import uuid4
 
 from rptrain.utils.errors import UserError
+from rptrain.utils.file_digests import keep_digests, kept_digests
 from rptrain.utils.file_ranges import OpenFile
+from rptrain.utils.file_state import FileState, states_of
 from rptrain.utils.files import file_sha256, naming, open_regular, read_small_text
 from rptrain.utils.liveness import progressed
 from rptrain.utils.objects import unique_keys
@@ -36,6 +39,7 @@ ASIDE = re.compile(rf"checkpoint-\d+{re.escape(DAMAGED)}(?:-\d+)?")  # a name fr
 PIECE = 1 << 24  # bytes hashed and written at a time
 THREADS = 4  # files written at a time: one core hashes more slowly than a disk writes
 HASHED = 1 << 20  # bytes read and hashed at a time: they fit into a core's cache
+WHOLE = "sha256"  # of a whole file, among the digests that are kept
 SLACK = 64 << 20  # bytes for headers, JSON and the file system's metadata
 
 
@@ -66,12 +70,16 @@ class Aside:
         return cls(beside(target, PARTIAL) / name)
 
     def write(
-        self, name: str, buffers: Iterable[bytes | memoryview], start: int | None = None, mode: int = 0o666
+        self,
+        name: str,
+        buffers: Iterable[bytes | memoryview],
+        starts: Mapping[str, int] = MappingProxyType({}),
+        mode: int = 0o666,
     ) -> None:
         """Writes a file and syncs it. `name` may contain folders. Several threads may write at the same time.
 
-        The hash of the first `start` bytes, where a buffer ends, is kept too, so that they can be read alone. Others
-        get at most the permissions in `mode`, from the beginning.
+        `starts`: numbers of bytes, where a buffer ends. The hashes of the bytes before them are kept under these keys
+        too, so that they can be read alone. Others get at most the permissions in `mode`, from the beginning.
         """
         file = self.path / name
         for folder in reversed(file.relative_to(self.path).parents[:-1]):  # never create a deleted `path` again
@@ -85,8 +93,7 @@ class Aside:
                     digest.update(piece)
                     size += stream.write(piece)
                     progressed()
-                if size == start:
-                    more["start_sha256"] = digest.hexdigest()
+                more |= {key: digest.hexdigest() for key, start in starts.items() if size == start}
             stream.flush()
             os.fsync(stream.fileno())
         self.entries[name] = {"size": size, "sha256": digest.hexdigest()} | more
@@ -216,6 +223,48 @@ def check_hash(file: Path, entry: Mapping[str, Any]) -> None:
     _compare(file, entry, _hash(file))
 
 
+def check_unchanged(file: Path, entry: Mapping[str, Any]) -> FileState:
+    """As `check_hash`, but a file that was hashed before and has not changed since is not read again. Returns the state
+    of the file that was checked.
+    """
+    (state,) = states_of((file,))
+    if WHOLE not in entry or kept_digests(file, state).get(WHOLE) != entry[WHOLE]:
+        check_hash(file, entry)
+        check_state(file, state)
+        keep_digests(file, state, {WHOLE: entry[WHOLE]})
+    return state
+
+
+def read_start(file: Path, entry: Mapping[str, Any], key: str, buffers: Iterable[memoryview]) -> None:
+    """As `read_into`, for the start of a file, whose hash is under `key` in its manifest entry. If it was read before,
+    and the file has not changed since, it is not hashed again.
+    """
+    (state,) = states_of((file,))
+    known = kept_digests(file, state).get(key) == entry[key]
+    if known:
+        fill(file, buffers)
+    else:
+        read_into(file, {WHOLE: entry[key]}, buffers)
+    check_state(file, state)
+    if not known:
+        keep_digests(file, state, {key: entry[key]})
+
+
+def fill(file: Path, buffers: Iterable[memoryview]) -> None:
+    """Fills the buffers in order from a file, without a check."""
+    done = 0
+    with OpenFile(file) as stream:
+        for buffer in buffers:
+            stream.read(done, buffer)
+            done += len(buffer)
+
+
+def check_state(file: Path, state: FileState) -> None:
+    """Damaged if a file was changed since it had this state."""
+    if FileState.of(file) != state:
+        raise Damaged(f"{file} was changed while it was read")
+
+
 def set_aside(directory: Path) -> Path:
     """Renames a damaged checkpoint so that it is no longer used, and returns the new path."""
     match = CHECKPOINT.fullmatch(directory.name)
@@ -329,7 +378,7 @@ def _delete(folder: Path) -> None:
 
 
 def _compare(file: Path, entry: Mapping[str, Any], digest: str) -> None:
-    if digest != entry.get("sha256"):
+    if digest != entry.get(WHOLE):
         raise Damaged(f"{file} is damaged: its content is not what was saved (sha256 differs)")
 
 

@@ -6,6 +6,7 @@ from functools import cache, lru_cache
 from itertools import chain
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from rptrain.checkpoint.atomic_dir import (
     Damaged,
     check_hash,
     check_name,
+    check_state,
     complete_checkpoints,
     read_manifest,
     written_aside,
@@ -31,11 +33,12 @@ from rptrain.checkpoint.base_files import (
     with_contents,
     with_replaced,
 )
+from rptrain.checkpoint.checked import BASE_WEIGHTS, CARRIED, WEIGHTS, hashed
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.eos import FROM_CONFIG, generation_config, special_tokens
 from rptrain.checkpoint.export_progress import GENERATION, KIND, ExportProgress, Report
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
-from rptrain.checkpoint.state import dtype_of, latest, read_state, verify_checkpoint
+from rptrain.checkpoint.state import checked_files, dtype_of, latest, read_state, unusable
 from rptrain.checkpoint.target_lock import locked
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.verify import verify, verify_adapter
@@ -48,6 +51,7 @@ from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.models.weights.pretrained import View
 from rptrain.models.weights.quantized import base_of
 from rptrain.utils.errors import UserError
+from rptrain.utils.file_state import FileState
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import inside
 
@@ -103,22 +107,26 @@ def _export(
         except UserError as error:
             raise UserError(f"{error}, choose another directory, or add --force to replace it") from error
     progress.begin("checking")
-    verify_checkpoint(checkpoint)
+    try:
+        states = checked_files(checkpoint)
+    except Damaged as error:
+        raise unusable(checkpoint, error) from error
     base = with_replaced(base_files(checkpoint / BASE), state["meta"].get("chat_template"))
     lora, ends = state["meta"].get("lora"), state["meta"].get("ends", [])
     if merge and lora is None:
         raise UserError(f"{checkpoint} has no adapters to merge: export it without --merge")
     if merge:
         kind = kind or dtype_of(state)
-        spec, view = from_checkpoint(checkpoint, wide(kind))
+        spec, view = from_checkpoint(checkpoint, states, wide(kind))
         carried = frozen.carried(state["meta"], spec)
         base = with_contents(base, generation_config(checkpoint / BASE, spec.config, ends))
         return _write(merged(spec, view), without_adapters(spec), base, to, kind, progress, carried, force=force)
-    spec, view = from_checkpoint(checkpoint, kind)
+    spec, view = from_checkpoint(checkpoint, states, kind)
     generation = generation_config(checkpoint / BASE, spec.config, ends)
     if lora is not None:
         files = with_contents(_without_model(base), generation)
-        return _write_adapter(view, spec, Adapter.of(lora), files, to, kind or dtype_of(state), progress, force=force)
+        made, stored = Adapter.of(lora), state["meta"]["frozen"].get("stored", {})
+        return _write_adapter(view, spec, made, files, to, kind or dtype_of(state), progress, stored, force=force)
     carried = frozen.carried(state["meta"], spec)
     return _write(view, spec, with_contents(base, generation), to, kind, progress, carried, force=force)
 
@@ -131,20 +139,22 @@ def export_store(
     dtype: str | None = None,
     *,
     adapter: Adapter | None = None,
+    base_weights: Mapping[str, str] = MappingProxyType({}),
     carried: Carried = NOTHING,
     ends: Collection[int] = (),
 ) -> Path:
     """Writes a model in memory as `export` does. `view` gives its parameters, `carried` other tensors, and `base_dir`
     all other files. `ends`: EOS ids besides the base model's own.
 
-    With `adapter`, only the adapter is written. The parent folder of `to` must exist.
+    With `adapter`, only the adapter is written; `base_weights` are the digests of the base that it was trained on. The
+    parent folder of `to` must exist.
     """
     base, to = base_files(Path(base_dir)), _absolute(to)
     generation = generation_config(Path(base_dir), spec.config, ends)
     _check_earlier(to)
     if adapter is not None:
         files = with_contents(_without_model(base), generation)
-        return _write_adapter(view, spec, adapter, files, to, _dtype(dtype), ExportProgress())
+        return _write_adapter(view, spec, adapter, files, to, _dtype(dtype), ExportProgress(), base_weights)
     return _write(view, spec, with_contents(base, generation), to, _dtype(dtype), ExportProgress(), carried)
 
 
@@ -168,9 +178,10 @@ def _write(
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     weights = pretrained.stored_bytes(spec, dtype) + carried.nbytes
     needed = weights + sum(len(file.content) for file in base.values())
-    with written_aside(to, {"kind": KIND}, needed, check_names, force=force) as aside:
+    facts: dict[str, Any] = {"kind": KIND}
+    with written_aside(to, facts, needed, check_names, force=force) as aside:
         progress.begin("writing", weights)
-        pretrained.save(aside.path, spec, view, dtype, wrote=progress.wrote, carried=carried)
+        saved = pretrained.save(aside.path, spec, view, dtype, wrote=progress.wrote, carried=carried)
         written = aside.path / CONFIG  # with the weights: it names their dtype
         written.chmod(written.stat().st_mode & (base[CONFIG].mode | 0o600))
         for name, file in base.items():
@@ -180,6 +191,7 @@ def _write(
             aside.write_json(GENERATION, {FROM_CONFIG: True, **special_tokens(spec.config)})
         progress.begin("reading back")
         verify(aside.path, spec, carried)
+        facts |= {WEIGHTS: hashed(saved)} | ({CARRIED: dict(carried.sha256)} if carried.sha256 else {})
     return to
 
 
@@ -191,6 +203,7 @@ def _write_adapter(
     to: Path,
     dtype: torch.dtype | None,
     progress: ExportProgress,
+    base_weights: Mapping[str, str],
     *,
     force: bool = False,
 ) -> Path:
@@ -198,7 +211,8 @@ def _write_adapter(
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     weights = sum(map(prod, shapes(spec).values())) * dtype.itemsize
     needed = weights + sum(len(file.content) for file in files.values())
-    facts = {"kind": KIND, "base": base_of(spec), "architecture": spec.architecture}
+    facts: dict[str, Any] = {"kind": KIND, "base": base_of(spec), "architecture": spec.architecture}
+    facts |= {BASE_WEIGHTS: dict(base_weights)} if base_weights else {}
     with written_aside(to, facts, needed, check_names, force=force) as aside:
         progress.begin("writing", weights)
         write(aside, spec, view, made, dtype, progress.wrote)
@@ -209,8 +223,11 @@ def _write_adapter(
     return to
 
 
-def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple[ModelSpec, View]:
-    """The model of a checkpoint and its parameters, of which two units at a time are in memory.
+def from_checkpoint(
+    checkpoint: Path, states: Mapping[Path, FileState], dtype: torch.dtype | None = None
+) -> tuple[ModelSpec, View]:
+    """The model of a checkpoint, whose files were checked in these `states`, and its parameters, of which two units are
+    in memory at a time.
 
     Another `dtype` than the run's gives the master weights. Frozen units are read from their source in the run, when
     the first of them is requested. UserError if something is missing, incomplete or changed.
@@ -227,8 +244,11 @@ def from_checkpoint(checkpoint: Path, dtype: torch.dtype | None = None) -> tuple
         unit = spec.units[index]
         if not unit.trainable:
             return base()(index)
-        files = elements(checkpoint, names[unit_file(index, unit.name)], unit.numel)
-        flats = [_read_flat(checkpoint / file, dtype) for file in files]
+        parts = elements(checkpoint, names[unit_file(index, unit.name)], unit.numel)
+        files = [checkpoint / name for name in parts]
+        flats = [_read_flat(file, dtype) for file in files]
+        for file in files:
+            check_state(file, states[file])
         return unit.views(flats[0] if len(flats) == 1 else torch.cat(flats))
 
     return spec, lambda index, name: parameters(index)[name]

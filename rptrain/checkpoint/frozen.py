@@ -1,10 +1,11 @@
 """The frozen units and carried tensors of a run. Checkpoints leave them out; they are read from the model's own files.
 
 `frozen` in a checkpoint's meta has the patterns that select the units, the format in which they are stored, whether
-they were randomly initialized and with which seed, and the hashes of units and tensors.
+they were randomly initialized and with which seed, the hashes of units and of carried tensors, and under `stored` the
+digests of the tensors in the files (models/weights/digests.py), which do not depend on the type of the run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import adapter_units, set_magnitudes, with_lora, without_adapters
 from rptrain.models.spec import ModelSpec, Unit
 from rptrain.models.weights import carried as carried_tensors
-from rptrain.models.weights import pretrained
+from rptrain.models.weights import mxfp4, pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
+from rptrain.models.weights.digests import TensorDigests
 from rptrain.models.weights.file_backed import FileBackedUnit
 from rptrain.models.weights.quantized import with_base
-from rptrain.models.weights.safetensors_io import as_bytes
+from rptrain.models.weights.safetensors_io import Hashing, as_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 
@@ -32,25 +34,36 @@ Flats = Sequence[tuple[Unit, Tensor | FileBackedUnit]]  # frozen units, each wit
 
 
 def describe(
-    flats: Flats, patterns: Sequence[str], seed: int, files: pretrained.WeightFiles | None, base: str
+    flats: Flats,
+    patterns: Sequence[str],
+    seed: int,
+    files: pretrained.WeightFiles | None,
+    base: str,
+    digests: TensorDigests | None = None,
 ) -> dict[str, Any] | None:
     """`frozen` of a checkpoint's meta; None if no weights are frozen, and none carried along. No `files`: the weights
-    were randomly initialized.
+    were randomly initialized. `digests` has those of the units that were read into memory; the others are added.
     """
     carried = {} if files is None else carried_tensors.hashes(files.carried)
     if not flats and not carried:
         return None
-    described = {"patterns": [*patterns], "base": base, "drawn": files is None, "seed": seed, "sha256": hashes(flats)}
+    found = hashes(flats, digests)
+    described: dict[str, Any] = {"patterns": [*patterns], "base": base, "drawn": files is None, "seed": seed}
+    described["sha256"] = found
+    if digests is not None and files is not None:
+        described["stored"] = digests.groups(tensor_names([unit for unit, _ in flats], files.tensors))
     return described | ({"carried": carried} if carried else {})
 
 
-def hashes(flats: Flats) -> dict[str, str]:
-    """SHA-256 of each unit by name. UserError if weights in files are infinite or NaN."""
+def hashes(flats: Flats, hashing: Hashing | None = None) -> dict[str, str]:
+    """SHA-256 of each unit by name. `hashing` takes those of tensors in files. UserError if weights in files are
+    infinite or NaN.
+    """
     found: dict[str, str] = {}
 
     def digest(item: tuple[Unit, Tensor | FileBackedUnit]) -> None:
         unit, flat = item
-        found[unit.name] = sha256(as_bytes(flat)).hexdigest() if isinstance(flat, Tensor) else flat.digest()
+        found[unit.name] = sha256(as_bytes(flat)).hexdigest() if isinstance(flat, Tensor) else flat.digest(hashing)
 
     in_parallel(digest, flats)
     return found
@@ -100,33 +113,56 @@ def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Call
 
     UserError if they are missing or were changed.
     """
-    read = held_reader(meta, spec, dtype)
+    seed, files = meta["frozen"]["seed"], _source(meta, spec)
 
-    def dequantized(index: int) -> dict[str, Tensor]:
-        held = read(index)
-        quantized = {name: value for name, value in held.items() if isinstance(value, Quantized)}
-        plain = {name: value for name, value in held.items() if isinstance(value, Tensor)}
-        return plain | spec.units[index].dequantize(quantized, dtype)
-
-    return dequantized
-
-
-def held_reader(
-    meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype
-) -> Callable[[int], dict[str, Tensor | Quantized]]:
-    """As `reader`, with quantized parameters as the run holds them."""
-    drawn, seed = meta["frozen"]["drawn"], meta["frozen"]["seed"]
-    files = None if drawn else pretrained.check(meta["model_dir"], without_adapters(spec))
-
-    def read(index: int) -> dict[str, Tensor | Quantized]:
+    def read(index: int) -> dict[str, Tensor]:
         unit = spec.units[index]
         flat = torch.zeros(unit.nbytes(dtype.itemsize), dtype=torch.uint8)
         plain, quantized = unit.held(flat, dtype)
         fill(spec, lambda _, name: {**plain, **quantized}[name], files, seed, [index], {})
         check(meta, hashes([(unit, flat)]))
-        return {**plain, **quantized}
+        return plain | unit.dequantize(quantized, dtype)
 
     return read
+
+
+def load(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype, flats: Sequence[Tensor]) -> None:
+    """Fills the bytes of all frozen units, which are zeros, from their source in the run. `flats`: the bytes of each
+    unit. UserError if they are missing or were changed.
+    """
+    frozen, files, stored = meta["frozen"], _source(meta, spec), meta["frozen"].get("stored")
+    units = [spec.units[index] for index in spec.frozen]
+    digests, names = None, list[str]()
+    if files is not None and stored:
+        names = tensor_names(units, files.tensors)
+        digests = TensorDigests({name: files.tensors[name] for name in names}, files.stamps)
+    fill(spec, held_in(spec, flats, dtype), files, frozen["seed"], spec.frozen, {}, digests)
+    if digests is not None:
+        same = not digests.differing(stored, names)
+        digests.keep()
+        if same:
+            return
+    check(meta, hashes([(unit, flats[index]) for index, unit in zip(spec.frozen, units, strict=True)]))
+
+
+def held_in(spec: ModelSpec, flats: Sequence[Tensor], dtype: torch.dtype) -> pretrained.Held:
+    """The parameters as they are held in the bytes of each unit."""
+    held: list[dict[str, Tensor | Quantized]] = []
+    for unit, flat in zip(spec.units, flats, strict=True):
+        plain, quantized = unit.held(flat, dtype)
+        held.append({**plain, **quantized})
+    return lambda index, name: held[index][name]
+
+
+def tensor_names(units: Iterable[Unit], tensors: Collection[str]) -> list[str]:
+    """Which of a model's stored tensors those of units are."""
+    keys = [part.key for unit in units for param in unit.params for part in param.parts]
+    return [name for key in keys for name in ((key,) if key in tensors else mxfp4.names(key))]
+
+
+def _source(meta: Mapping[str, Any], spec: ModelSpec) -> pretrained.WeightFiles | None:
+    """The files with the frozen weights; None if they were randomly initialized."""
+    return None if meta["frozen"]["drawn"] else pretrained.check(meta["model_dir"], without_adapters(spec))
 
 
 def carried(meta: Mapping[str, Any], spec: ModelSpec) -> Carried:
@@ -147,13 +183,14 @@ def fill(
     seed: int,
     units: Sequence[int],
     file_backed: Mapping[int, FileBackedUnit],
+    digests: TensorDigests | None = None,
 ) -> None:
     """Loads these units from the model's files into their views. Adapters, and all units if there are no files, are
-    randomly initialized. `file_backed`: the file-backed units of the model.
+    randomly initialized. `file_backed`: the file-backed units of the model. What is read is hashed for `digests`.
     """
     drawn = units if files is None else [unit for unit in units if unit in adapter_units(spec)]
     pretrained.initialize(spec, view, seed, drawn)
     if files is not None:
-        pretrained.load(files, spec, view, [unit for unit in units if unit not in drawn])
+        pretrained.load(files, spec, view, [unit for unit in units if unit not in drawn], digests)
     if not set(units).isdisjoint(adapter_units(spec)):
         set_magnitudes(spec, view, file_backed)

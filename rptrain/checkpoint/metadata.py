@@ -62,6 +62,7 @@ class _Frozen:
     seed: NonNegativeInt
     sha256: dict[str, str]
     base: Literal["bf16", "nf4", "nf4-double", "mxfp4", "int8", "fp8"] = "bf16"
+    stored: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,13 @@ from rptrain.checkpoint.atomic_dir import (
     REPLACED,
     STATE,
     THREADS,
-    check_hash,
+    Damaged,
+    check_unchanged,
     complete_checkpoints,
     discard,
     is_of_kind,
     read_into,
+    read_manifest,
     remove,
     set_aside,
 )
@@ -44,11 +46,22 @@ from rptrain.checkpoint.base_files import BASE, BaseFile, base_files, with_repla
 from rptrain.checkpoint.metadata import read_facts
 from rptrain.checkpoint.processes import ALONE, Processes, written_together
 from rptrain.checkpoint.unit_files import by_unit, elements, part_file, unit_file
-from rptrain.checkpoint.unit_tensors import DTYPES, Layout, Part, SavedTensor, header, saved_tensors
+from rptrain.checkpoint.unit_tensors import (
+    DTYPES,
+    PARAM_HASH,
+    START_HASH,
+    WEIGHTS,
+    Layout,
+    Part,
+    SavedTensor,
+    header,
+    saved_tensors,
+)
 from rptrain.engine import wire
 from rptrain.engine.optim.moments import kind_of
 from rptrain.engine.store import UnitState
 from rptrain.utils.errors import UserError
+from rptrain.utils.file_state import FileState
 from rptrain.utils.parallel import in_parallel
 
 
@@ -106,7 +119,10 @@ def save_state(
 
         def write(unit: int) -> None:
             if part := parts.get(unit):
-                aside.write(part.file, pieces(part), part.start if part.file != names[unit] else None)
+                starts = {PARAM_HASH: part.end_of("param")}
+                if part.file != names[unit]:
+                    starts[START_HASH] = part.end_of(*WEIGHTS)
+                aside.write(part.file, pieces(part), starts)
             release(unit)
 
         with ThreadPoolExecutor(THREADS) as pool:  # not more: training needs the cores for torch's threads
@@ -156,8 +172,8 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
 
     def read(part: Part) -> None:
         entry = files[part.file]
-        if "start_sha256" in entry and not part.has_state:
-            part, entry = part.weights, {"sha256": entry["start_sha256"]}
+        if START_HASH in entry and not part.has_state:
+            part, entry = part.of(*WEIGHTS), {"sha256": entry[START_HASH]}
         read_into(directory / part.file, entry, part.buffers(stored[part.file]))
 
     writes: list[Callable[[], object]] = []
@@ -173,11 +189,32 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
 
 
 def verify_checkpoint(directory: Path) -> dict[str, Any]:
-    """Checks the hash of every file and returns `step` and `meta`. UserError names what is damaged."""
-    directory = Path(directory)
-    state, files = read_facts(directory)
-    in_parallel(lambda name: check_hash(directory / name, files[name]), files)
+    """Checks every file as `checked_files` does and returns `step` and `meta`. UserError names what is damaged."""
+    state, _ = read_facts(Path(directory))
+    checked_files(directory)
     return state
+
+
+def checked_files(directory: Path) -> dict[Path, FileState]:
+    """The states of all files of a checkpoint, after a check of their hashes. Those that were checked before and have
+    not changed since are not hashed again. UserError names what is damaged.
+    """
+    directory = Path(directory)
+    files = read_manifest(directory)["files"]
+    states: dict[Path, FileState] = {}
+
+    def check(name: str) -> None:
+        states[directory / name] = check_unchanged(directory / name, files[name])
+
+    in_parallel(check, files)
+    return states
+
+
+def unusable(checkpoint: Path, error: Damaged) -> UserError:
+    """What to say of a damaged checkpoint that was to be used, with the newest of its neighbors."""
+    others = [path for path in complete_checkpoints(checkpoint.parent) if path.name != checkpoint.name]
+    advice = f"use another checkpoint, such as {others[-1]}" if others else "there is no other checkpoint of its run"
+    return UserError(f"{error}: {advice}")
 
 
 def latest(checkpoints_dir: Path) -> Path | None:

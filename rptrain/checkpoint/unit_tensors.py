@@ -23,6 +23,9 @@ DTYPES = {
     torch.uint8: "U8",
 }
 WEIGHTS = ("param", "previous")  # the first tensors of a file; each process holds all of their entries
+# In the manifest entry of a file: the hash of its start, up to the end of the parameters, or of all WEIGHTS. The second
+# is there for a file that has a part of a unit.
+PARAM_HASH, START_HASH = "param_sha256", "start_sha256"
 
 Layout = Mapping[str, Mapping[str, Any]]  # the safetensors header: dtype, shape and offsets of each tensor
 
@@ -87,15 +90,13 @@ class Part:
         """The memory of the entries that this process holds."""
         return [as_bytes(each.held(self.elements)[1]) for each in self.tensors.values()]
 
-    @property
-    def weights(self) -> "Part":
-        """The part without optimizer state, which is the start of the file."""
-        return replace(self, tensors={name: each for name, each in self.tensors.items() if name in WEIGHTS})
+    def of(self, *names: str) -> "Part":
+        """The part with these tensors only. The first ones are the start of the file."""
+        return replace(self, tensors={name: each for name, each in self.tensors.items() if name in names})
 
-    @property
-    def start(self) -> int:
-        """Bytes of the file before the optimizer state."""
-        return len(header(self.layout)) + sum(map(len, self.weights.content))
+    def end_of(self, *names: str) -> int:
+        """Bytes of the file up to the end of these tensors, which are the first ones."""
+        return len(header(self.layout)) + sum(map(len, self.of(*names).content))
 
     @property
     def has_state(self) -> bool:

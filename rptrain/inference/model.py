@@ -1,32 +1,37 @@
 """The models that can answer: a run's, a checkpoint's, or that of a directory; found and checked before they load."""
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rptrain.checkpoint import adapter, frozen
+from rptrain.checkpoint import adapter, checked, frozen
 from rptrain.checkpoint.answer_sources import EXPORTED, answer_sources
+from rptrain.checkpoint.atomic_dir import Damaged
 from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.eos import eos_ids, generation_eos
-from rptrain.checkpoint.export import DTYPES, checkpoint_of, from_checkpoint
+from rptrain.checkpoint.export import DTYPES, checkpoint_of
 from rptrain.checkpoint.export_progress import base_format
+from rptrain.checkpoint.frozen import held_in
 from rptrain.checkpoint.metadata import RUN_CONFIG
-from rptrain.checkpoint.state import dtype_of, read_state
+from rptrain.checkpoint.state import dtype_of, unusable
+from rptrain.checkpoint.unit_reader import UnitReader
 from rptrain.data.loader import VOCABULARIES
 from rptrain.kernels.quant import Quantized
 from rptrain.models import registry
 from rptrain.models.adapters.lora import adapter_units, with_lora, without_adapters
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
-from rptrain.models.weights.pretrained import Held, WeightFiles
+from rptrain.models.weights.pretrained import WeightFiles
 from rptrain.models.weights.quantized import with_base
 from rptrain.models.weights.safetensors_io import FLOATS, read_header
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
+from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import inside
 
 EXTENDED = 8  # training and YaRN may extend a context to this multiple of max_position_embeddings
@@ -39,7 +44,7 @@ class Model(NamedTuple):
     dtype: torch.dtype
     source: Path  # the directory of its weights: an exported model, an adapter or a checkpoint
     tokenizer: Path  # the directory of the tokenizer
-    load: Callable[[Held], None]  # fills the parameters, which are zeros
+    load: Callable[[Sequence[Tensor]], None]  # fills the bytes of each unit, which are zeros, with checked weights
     base: str = ""  # the directory of the model that was fine-tuned in full; empty: none, or unknown
     eos_ids: frozenset[int] = frozenset()  # those that its files name
 
@@ -121,13 +126,15 @@ def _from_adapter(source: Path) -> Model:
     own = registry.build(pretrained.model_config(base))
     try:
         spec = with_lora(own, adapter.settings_of(files, own))
-        model = _from_directory(base, with_base(spec, base_format(source)))
+        model = _from_directory(base, with_base(spec, base_format(source)), source)
         adapter.check(files, model.spec)
     except UserError as error:
         raise UserError(f"the adapter {source} cannot be used with {base}: {error}") from None
 
-    def load(into: Held) -> None:
-        model.load(into)
+    def load(flats: Sequence[Tensor]) -> None:
+        checked.check_files(source, [source / adapter.WEIGHTS])
+        model.load(flats)
+        into = held_in(model.spec, flats, model.dtype)
         adapter.load(files, model.spec, lambda unit, name: _plain(into(unit, name)))
 
     has_tokenizer = any((source / name).is_file() for name in VOCABULARIES)
@@ -136,8 +143,8 @@ def _from_adapter(source: Path) -> Model:
     return model._replace(source=source, tokenizer=tokenizer, load=load, base=str(base), eos_ids=ends)
 
 
-def _from_directory(source: Path, spec: ModelSpec) -> Model:
-    """A model directory. Adapters of `spec` stay zeros."""
+def _from_directory(source: Path, spec: ModelSpec, trained: Path | None = None) -> Model:
+    """A model directory. Adapters of `spec` stay zeros. `trained`: the directory of the adapter whose base this is."""
     own = without_adapters(spec)
     files = pretrained.check(source, own)
     name = spec.config.get("dtype") or spec.config.get("torch_dtype")
@@ -145,8 +152,13 @@ def _from_directory(source: Path, spec: ModelSpec) -> Model:
         raise UserError(f"{source / 'config.json'}: unknown dtype {str(name)!r}; use one of {', '.join(DTYPES)}")
     dtype = DTYPES[str(name)] if name else _stored_dtype(files)
 
-    ends = eos_ids(source, spec.config, None)
-    return Model(spec, dtype, source, source, lambda into: pretrained.load(files, own, into), eos_ids=ends)
+    def load(flats: Sequence[Tensor]) -> None:
+        known = checked.recorded(source, files.stamps)
+        if trained is not None:
+            known += checked.recorded_base(trained, source, spec, files.tensors)
+        checked.load(files, own, held_in(spec, flats, dtype), known)
+
+    return Model(spec, dtype, source, source, load, eos_ids=eos_ids(source, spec.config, None))
 
 
 def _stored_dtype(files: WeightFiles) -> torch.dtype:
@@ -157,21 +169,27 @@ def _stored_dtype(files: WeightFiles) -> torch.dtype:
 
 
 def _from_checkpoint(checkpoint: Path) -> Model:
-    spec, view = from_checkpoint(checkpoint)
-    state = read_state(checkpoint)
+    state, spec = read_model(checkpoint)
     dtype = dtype_of(state)
 
-    def load(into: Held) -> None:
-        read = frozen.held_reader(state["meta"], spec, dtype) if spec.frozen else None
-        for index, unit in enumerate(spec.units):
-            held = {} if unit.trainable or read is None else read(index)
-            for param in unit.params:
-                target, found = into(index, param.name), held.get(param.name)
-                if isinstance(target, Quantized) and isinstance(found, Quantized):
-                    target.codes.copy_(found.codes)
-                    target.scales.copy_(found.scales)
-                else:
-                    _plain(target).copy_(view(index, param.name) if found is None else _plain(found))
+    def load(flats: Sequence[Tensor]) -> None:
+        reader = UnitReader(checkpoint, state, spec)
+
+        def read(index: int) -> None:
+            unit = spec.units[index]
+            whole = flats[index].view(dtype) if not unit.mixed else torch.empty(unit.numel, dtype=dtype)
+            reader.read(index, whole)
+            if unit.mixed:
+                plain, _ = unit.held(flats[index], dtype)
+                for name, tensor in unit.views(whole).items():
+                    plain[name].copy_(tensor)
+
+        try:
+            in_parallel(read, [index for index, unit in enumerate(spec.units) if unit.trainable])
+        except Damaged as error:
+            raise unusable(checkpoint, error) from error
+        if spec.frozen:
+            frozen.load(state["meta"], spec, dtype, flats)
 
     base, meta = checkpoint / BASE, state["meta"]
     ends = eos_ids(base, spec.config, None) | {*meta.get("ends", ())}

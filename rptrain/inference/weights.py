@@ -108,11 +108,7 @@ def _loaded(model: Model, *, lock: bool = False) -> list[Tensor]:
     """The bytes of each unit in host memory, as `unit.held` describes them. `lock`: page-locked."""
     sizes = [unit.nbytes(model.dtype.itemsize) for unit in model.spec.units]
     flats = [torch.zeros(size, dtype=torch.uint8, pin_memory=lock) for size in sizes]
-    held: list[dict[str, Tensor | Quantized]] = []
-    for unit, flat in zip(model.spec.units, flats, strict=True):
-        plain, quantized = unit.held(flat, model.dtype)
-        held.append({**plain, **quantized})
-    model.load(lambda index, name: held[index][name])
+    model.load(flats)
     return flats
 
 

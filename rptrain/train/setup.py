@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 
-from rptrain.checkpoint import adapter, frozen
+from rptrain.checkpoint import adapter, checked, frozen
 from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.meter import Meter
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 from rptrain.engine.store import ModelStore
+from rptrain.models.weights.digests import TensorDigests
 from rptrain.models.weights.file_backed import FileBackedWeights
 from rptrain.train.job import Job
 
@@ -41,16 +42,47 @@ def load_weights(job: Job, store: ModelStore, *, resumed: bool) -> dict[str, Any
     """
     seed = job.config.train.seed
     units = [unit for unit in (job.spec.frozen if resumed else store.in_memory) if unit in store.in_memory]
-    frozen.fill(job.spec, store.held, job.files, seed, units, store.file_backed)
+    known = _recorded(job) if units or store.file_backed else []
+    digests = _digests(job, whole=bool(known))
+    frozen.fill(job.spec, store.held, job.files, seed, units, store.file_backed, digests)
     states = [store.units[index] for index in job.spec.frozen]
     flats = [(state.unit, state.file_backed or state.params[0]) for state in states]
     base = "bf16" if job.config.adapters is None else job.config.adapters.base
-    described = frozen.describe(flats, job.config.train.freeze, seed, job.files, base)
+    described = frozen.describe(flats, job.config.train.freeze, seed, job.files, base, digests)
+    if job.files is not None and described is not None:
+        checked.check_carried(job.files.directory, described.get("carried", {}))
+    if digests is not None:
+        for each in known:
+            each.check(digests)
+        digests.keep()
     if not resumed:
         if job.initial_adapter is not None:
             adapter.load(job.initial_adapter, job.spec, store.view)
         store.loaded()
     return described
+
+
+def _recorded(job: Job) -> list[checked.Recorded]:
+    """What is recorded of the model's weights: by their export, and by an adapter that was trained on them."""
+    if job.files is None:
+        return []
+    known = checked.recorded(job.files.directory, job.files.stamps)
+    if (files := job.initial_adapter) is not None:
+        checked.check_files(files.directory, [files.directory / adapter.WEIGHTS])
+        if not adapter.other_base(files, job.config.model.path):
+            known += checked.recorded_base(files.directory, job.files.directory, job.spec, job.files.tensors)
+    return known
+
+
+def _digests(job: Job, *, whole: bool) -> TensorDigests | None:
+    """For the digests of the frozen tensors, which checkpoints record, or of the `whole` model."""
+    if job.files is None or not (whole or job.spec.frozen):
+        return None
+    tensors = job.files.tensors
+    if not whole:
+        names = frozen.tensor_names([job.spec.units[index] for index in job.spec.frozen], tensors)
+        tensors = {name: tensors[name] for name in names}
+    return TensorDigests(tensors, job.files.stamps)
 
 
 def initial_hashes(store: ModelStore, described: dict[str, Any] | None) -> dict[str, str]:

@@ -436,8 +436,17 @@ class Trainer:
             carried = NOTHING
             if job.files is not None and self._frozen is not None:
                 carried = Carried(job.files.carried, self._frozen.get("carried", {}))
-            to, dtype = self._run.model_path, job.config.model.dtype
-            export_store(view, job.spec, base, to, dtype, adapter=job.adapter, carried=carried, ends=job.ends)
+            export_store(
+                view,
+                job.spec,
+                base,
+                self._run.model_path,
+                job.config.model.dtype,
+                adapter=job.adapter,
+                base_weights=(self._frozen or {}).get("stored", {}),
+                carried=carried,
+                ends=job.ends,
+            )
 
 
 def _is_due(step: int, every: int) -> bool:

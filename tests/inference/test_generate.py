@@ -22,7 +22,7 @@ def spec():
 
 @pytest.fixture
 def model(spec, tmp_path):
-    return Model(spec, torch.float32, tmp_path, tmp_path, load=lambda into: pytest.fail("loaded"))
+    return Model(spec, torch.float32, tmp_path, tmp_path, load=lambda flats: pytest.fail("loaded"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
