@@ -89,7 +89,7 @@ def test_a_checkpoint_with_a_file_that_leads_out_counts_as_damaged(run):
     moved_outside(run.checkpoint_path(6) / "trainer_state.json")
     assert run.newest() == run.checkpoint_path(3)
     with pytest.raises(UserError, match=r"trainer_state\.json leads to "):
-        export.verify_checkpoint(run.checkpoint_path(6))
+        export.checked_files(run.checkpoint_path(6))
 
 
 def test_a_run_and_its_folder_may_be_links(run, folder):
