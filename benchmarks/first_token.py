@@ -260,7 +260,7 @@ def resident(file: Path) -> int:
         if ctypes.CDLL(None, use_errno=True).mincore(ctypes.byref(memory), ctypes.c_size_t(size), pages):
             raise OSError(ctypes.get_errno(), "mincore")
         del memory
-        return min(size, int((np.frombuffer(pages, np.uint8) & 1).sum()) * mmap.PAGESIZE)
+        return min(size, int((np.frombuffer(bytes(pages), np.uint8) & 1).sum()) * mmap.PAGESIZE)
 
 
 def gpu() -> str:

@@ -76,9 +76,7 @@ def test_a_changed_file_has_none(place: Path, file: Path, change: Callable[[Path
     assert kept(file) == {}
 
 
-def test_a_file_that_was_just_changed_has_none(
-    place: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_was_just_changed_has_none(place: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second change might not change its times, where they are counted in seconds."""
     monkeypatch.setattr(file_digests, "RECENT", 3600.0)
     keep(file, whole="a")
@@ -144,9 +142,7 @@ def test_another_users_folder_is_not_trusted(place: Path, file: Path, monkeypatc
     assert kept(file) == {}
 
 
-def test_a_cache_that_cannot_be_written_keeps_nothing(
-    place: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_keeps_nothing(place: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place.parent.write_text("a file in the way")
     keep(file, whole="a")
     assert kept(file) == {}
