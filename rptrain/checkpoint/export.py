@@ -38,7 +38,9 @@ from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.eos import FROM_CONFIG, generation_config, special_tokens
 from rptrain.checkpoint.export_progress import GENERATION, KIND, ExportProgress, Report
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
-from rptrain.checkpoint.state import checked_files, dtype_of, latest, read_state, unusable
+from rptrain.checkpoint.result import checkpoint_of
+from rptrain.checkpoint.run_states import facts
+from rptrain.checkpoint.state import checked_files, dtype_of, read_state, unusable
 from rptrain.checkpoint.target_lock import locked
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.verify import verify, verify_adapter
@@ -53,7 +55,6 @@ from rptrain.models.weights.quantized import base_of
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState
 from rptrain.utils.parallel import in_parallel
-from rptrain.utils.paths import inside
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
@@ -66,8 +67,9 @@ def export(
     merge: bool = False,
     force: bool = False,
     report: Report | None = None,
+    tell: Callable[[str], object] = lambda said: None,
 ) -> Path:
-    """Writes the newest weights of a run, or those of a checkpoint, to the directory `to` and returns it.
+    """Writes the result of a run, or the weights of a checkpoint, to the directory `to` and returns it.
 
     If adapters were trained, the export is an adapter in the format of PEFT, or with `merge` the whole model with the
     adapters added to its weights. `dtype` None keeps the run's; another is converted from the exact master weights. The
@@ -75,13 +77,16 @@ def export(
 
     UserError if the source has no checkpoint or a damaged one, if there are no adapters to merge, if `to` overlaps what
     is read or the folder of a run, if `to` exists and is not an earlier export (`force` replaces it), or if
-    another process exports to it (see `target_lock`). DiskFull if space is short. `report` is called while it works.
+    another process exports to it (see `target_lock`). DiskFull if space is short. `report` is called while it works,
+    `tell` once with a sentence that names the state that is exported.
     """
     source = Path(source)
     progress = ExportProgress(report)
-    checkpoint = checkpoint_of(source)
+    checkpoint, said = checkpoint_of(source)
     kind = _dtype(dtype)
     state = read_state(checkpoint)
+    step = state["step"]
+    tell(f"{checkpoint}: {said or f'step {step}'}")
     to = _absolute(to)
     _check_place(to)
     _check_inputs(to, _inputs(source, checkpoint, state["meta"].get("model_dir")))
@@ -113,6 +118,7 @@ def _export(
         raise unusable(checkpoint, error) from error
     base = with_replaced(base_files(checkpoint / BASE), state["meta"].get("chat_template"))
     lora, ends = state["meta"].get("lora"), state["meta"].get("ends", [])
+    exported = facts(state["step"], state["meta"].get("validation", {}).get("loss"))
     if merge and lora is None:
         raise UserError(f"{checkpoint} has no adapters to merge: export it without --merge")
     if merge:
@@ -120,15 +126,16 @@ def _export(
         spec, view = from_checkpoint(checkpoint, states, wide(kind))
         carried = frozen.carried(state["meta"], spec)
         base = with_contents(base, generation_config(checkpoint / BASE, spec.config, ends))
-        return _write(merged(spec, view), without_adapters(spec), base, to, kind, progress, carried, force=force)
+        whole = without_adapters(spec)
+        return _write(merged(spec, view), whole, base, to, kind, progress, carried, exported, force=force)
     spec, view = from_checkpoint(checkpoint, states, kind)
     generation = generation_config(checkpoint / BASE, spec.config, ends)
     if lora is not None:
-        files = with_contents(_without_model(base), generation)
-        made, stored = Adapter.of(lora), state["meta"]["frozen"].get("stored", {})
-        return _write_adapter(view, spec, made, files, to, kind or dtype_of(state), progress, stored, force=force)
+        files, kind = with_contents(_without_model(base), generation), kind or dtype_of(state)
+        known = exported | _of_base(state["meta"]["frozen"].get("stored", {}))
+        return _write_adapter(view, spec, Adapter.of(lora), files, to, kind, progress, known, force=force)
     carried = frozen.carried(state["meta"], spec)
-    return _write(view, spec, with_contents(base, generation), to, kind, progress, carried, force=force)
+    return _write(view, spec, with_contents(base, generation), to, kind, progress, carried, exported, force=force)
 
 
 def export_store(
@@ -142,9 +149,12 @@ def export_store(
     base_weights: Mapping[str, str] = MappingProxyType({}),
     carried: Carried = NOTHING,
     ends: Collection[int] = (),
+    step: int | None = None,
+    loss: float | None = None,
 ) -> Path:
     """Writes a model in memory as `export` does. `view` gives its parameters, `carried` other tensors, and `base_dir`
-    all other files. `ends`: EOS ids besides the base model's own.
+    all other files. `ends`: EOS ids besides the base model's own. `step` and `loss`: the step of the run after which
+    the parameters were these, and the validation loss; None: unknown.
 
     With `adapter`, only the adapter is written; `base_weights` are the digests of the base that it was trained on. The
     parent folder of `to` must exist.
@@ -153,9 +163,15 @@ def export_store(
     generation = generation_config(Path(base_dir), spec.config, ends)
     _check_earlier(to)
     if adapter is not None:
-        files = with_contents(_without_model(base), generation)
-        return _write_adapter(view, spec, adapter, files, to, _dtype(dtype), ExportProgress(), base_weights)
-    return _write(view, spec, with_contents(base, generation), to, _dtype(dtype), ExportProgress(), carried)
+        files, known = with_contents(_without_model(base), generation), facts(step, loss) | _of_base(base_weights)
+        return _write_adapter(view, spec, adapter, files, to, _dtype(dtype), ExportProgress(), known)
+    files = with_contents(base, generation)
+    return _write(view, spec, files, to, _dtype(dtype), ExportProgress(), carried, facts(step, loss))
+
+
+def _of_base(digests: Mapping[str, str]) -> dict[str, Any]:
+    """What the manifest of an adapter records about its base; nothing if the digests are unknown."""
+    return {BASE_WEIGHTS: dict(digests)} if digests else {}
 
 
 def _without_model(base: Mapping[str, BaseFile]) -> dict[str, BaseFile]:
@@ -172,14 +188,16 @@ def _write(
     dtype: torch.dtype | None,
     progress: ExportProgress,
     carried: Carried,
+    exported: Mapping[str, Any],
     *,
     force: bool = False,
 ) -> Path:
+    """Writes a whole model. `exported`: what its manifest records about its state."""
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     weights = pretrained.stored_bytes(spec, dtype) + carried.nbytes
     needed = weights + sum(len(file.content) for file in base.values())
-    facts: dict[str, Any] = {"kind": KIND}
-    with written_aside(to, facts, needed, check_names, force=force) as aside:
+    known: dict[str, Any] = {"kind": KIND, **exported}
+    with written_aside(to, known, needed, check_names, force=force) as aside:
         progress.begin("writing", weights)
         saved = pretrained.save(aside.path, spec, view, dtype, wrote=progress.wrote, carried=carried)
         written = aside.path / CONFIG  # with the weights: it names their dtype
@@ -191,7 +209,7 @@ def _write(
             aside.write_json(GENERATION, {FROM_CONFIG: True, **special_tokens(spec.config)})
         progress.begin("reading back")
         verify(aside.path, spec, carried)
-        facts |= {WEIGHTS: hashed(saved)} | ({CARRIED: dict(carried.sha256)} if carried.sha256 else {})
+        known |= {WEIGHTS: hashed(saved)} | ({CARRIED: dict(carried.sha256)} if carried.sha256 else {})
     return to
 
 
@@ -203,17 +221,16 @@ def _write_adapter(
     to: Path,
     dtype: torch.dtype | None,
     progress: ExportProgress,
-    base_weights: Mapping[str, str],
+    exported: Mapping[str, Any],
     *,
     force: bool = False,
 ) -> Path:
-    """Writes an adapter, and the other `files` of its directory."""
+    """Writes an adapter, and the other `files` of its directory. `exported`: as in `_write`."""
     dtype = dtype or view(0, spec.units[0].params[0].name).dtype
     weights = sum(map(prod, shapes(spec).values())) * dtype.itemsize
     needed = weights + sum(len(file.content) for file in files.values())
-    facts: dict[str, Any] = {"kind": KIND, "base": base_of(spec), "architecture": spec.architecture}
-    facts |= {BASE_WEIGHTS: dict(base_weights)} if base_weights else {}
-    with written_aside(to, facts, needed, check_names, force=force) as aside:
+    known = {"kind": KIND, **exported, "base": base_of(spec), "architecture": spec.architecture}
+    with written_aside(to, known, needed, check_names, force=force) as aside:
         progress.begin("writing", weights)
         write(aside, spec, view, made, dtype, progress.wrote)
         for name, file in files.items():
@@ -269,21 +286,6 @@ def _read_flat(file: Path, dtype: torch.dtype | None) -> Tensor:
             return flat
     except SafetensorError as error:
         raise Damaged(f"{file} is damaged: {error}") from error
-
-
-def checkpoint_of(source: Path) -> Path:
-    """The newest checkpoint of a run's directory, or the checkpoint itself.
-
-    UserError if there is none, or if it is reached by a link that leads out of the run.
-    """
-    if (source / MANIFEST).is_file():
-        return source
-    if not source.is_dir():
-        raise UserError(f"{source} is not a directory")
-    newest = latest(source) or latest(inside(source, CHECKPOINTS))
-    if newest is None:
-        raise UserError(f"{source} is neither a checkpoint nor a run with a complete checkpoint")
-    return inside(source, newest.relative_to(source))
 
 
 def _absolute(to: Path) -> Path:

@@ -217,12 +217,6 @@ def unusable(checkpoint: Path, error: Damaged) -> UserError:
     return UserError(f"{error}: {advice}")
 
 
-def latest(checkpoints_dir: Path) -> Path | None:
-    """The complete checkpoint with the highest step; None if there is none."""
-    complete = complete_checkpoints(Path(checkpoints_dir))
-    return complete[-1] if complete else None
-
-
 def prune(checkpoints_dir: Path, keep: int | None, best: Path | None = None) -> None:
     """Deletes all but the newest `keep` checkpoints (None keeps all), and what a killed save left behind.
 

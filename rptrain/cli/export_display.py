@@ -7,7 +7,7 @@ from rich.console import Console
 
 from rptrain.checkpoint.export_progress import Phase, record
 from rptrain.utils.console import TerminalBar
-from rptrain.utils.text import is_terminal
+from rptrain.utils.text import is_terminal, one_line
 from rptrain.utils.units import format_bytes
 
 PAUSE = 0.2  # seconds between two records of a phase
@@ -20,6 +20,15 @@ class ExportDisplay(TerminalBar):
         self._as_json = as_json
         self._last: tuple[Phase | None, float] = (None, 0.0)  # what was shown, and when
         super().__init__(Console(stderr=True), shown=not as_json and is_terminal(sys.stderr))
+
+    def tell(self, said: str) -> None:
+        """A sentence that names the state that is exported."""
+        if self._as_json:
+            print(record(phase="found", state=said), flush=True)
+        elif self._has_bar:
+            self.note(said)
+        else:
+            print(one_line(said), file=sys.stderr, flush=True)
 
     def report(self, phase: Phase, done: int, total: int) -> None:
         """The bytes that are written of those to write; `total` is 0 until it is known."""

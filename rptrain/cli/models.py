@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from rptrain.checkpoint.export_progress import is_export, loading_code, record
+from rptrain.checkpoint.run_states import recorded
 from rptrain.cli.complete import RUNS, no_completions, run_names
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import JsonArray, PlacementOption
@@ -24,7 +25,7 @@ def export(
         str,
         typer.Argument(
             metavar="RUN|CHECKPOINT",
-            help="A run, whose last checkpoint is taken, or a checkpoint.",
+            help="A run, whose result is exported, or a checkpoint.",
             autocompletion=run_names,
         ),
     ],
@@ -40,8 +41,9 @@ def export(
 ) -> None:
     """Export a Hugging Face model or a PEFT adapter of a run.
 
-    On a terminal it asks before it replaces an earlier export, and shows the bytes written. The last lines are the code
-    that loads the export; only its path is on standard output.
+    The result of a run is the best state if save.load_best_model_at_end is set, else the newest. On a terminal it asks
+    before it replaces an earlier export, and shows the bytes written. The last lines are the code that loads the
+    export; only its path is on standard output.
     """
     with exit_codes():
         from rptrain.runs.named import named_source
@@ -55,10 +57,11 @@ def export(
             from rptrain.cli.export_display import ExportDisplay
 
         with ExportDisplay(as_json=as_json) as display:
-            written = write(path, to, dtype, merge=merge, force=force, report=display.report)
+            written = write(path, to, dtype, merge=merge, force=force, report=display.report, tell=display.tell)
         code = loading_code(written)
         if as_json:
-            print(record(phase="done", path=str(written), code=code))
+            step, _ = recorded(written)
+            print(record(phase="done", path=str(written), step=step, code=code))
         else:
             print(written)
             print(f"Load it with:\n\n{indent(printable(code), '  ')}\n", file=sys.stderr)
@@ -79,6 +82,7 @@ def generate(
 ) -> None:
     """Generate text with a trained model.
 
+    A run answers with its result: the best state if save.load_best_model_at_end is set, else the newest.
     Each of several prompts is printed above its answer.
     """
     with exit_codes():
@@ -94,13 +98,17 @@ def generate(
             from rptrain.runs.listing import training_beside
 
         room = free_room(training_beside(path))
-        request = Request(path, said, max_new_tokens, temperature, seed, raw)
+        request = Request(path, said, max_new_tokens, temperature, seed, raw, _tell)
         if as_json:
             texts = generate_text(request, room, placement)
             answers = [{"prompt": each, "text": text} for each, text in zip(said, texts, strict=True)]
             print(json.dumps(answers, indent=2, ensure_ascii=False))
         else:
             _print_streamed(stream_text(request, room, placement), said)
+
+
+def _tell(said: str) -> None:
+    print(one_line(said), file=sys.stderr, flush=True)
 
 
 def _print_streamed(steps: Iterator[list[str | None]], prompts: Sequence[str]) -> None:

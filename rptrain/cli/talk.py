@@ -47,8 +47,9 @@ class Talk:
                 self._tell(str(error))
 
     def _begin(self) -> None:
-        source, placement = self._loaded.model.source, self._loaded.placement
-        print(f"{one_line(str(source))}: {placement} ({placement.reason})", file=sys.stderr)
+        model, placement = self._loaded.model, self._loaded.placement
+        named = f"{model.source} ({model.state})" if model.state else str(model.source)
+        print(f"{one_line(named)}: {placement} ({placement.reason})", file=sys.stderr)
         if not self._chat.templated:
             self._tell("The tokenizer has no chat template: the model continues your text.")
         if self._terminal:

@@ -266,7 +266,7 @@ class Save(Section):
     save_total_limit: PositiveInt | None = None
     """keep the newest N checkpoints; unset: all"""
     load_best_model_at_end: bool = False
-    """also keep the checkpoint with the lowest validation loss, and make the model from it"""
+    """also keep the checkpoint with the lowest validation loss; it is the result of the run"""
     resume: PathText = "auto"
     """"auto" resumes the unfinished run of this name; "never"; or the path of a run or checkpoint"""
 

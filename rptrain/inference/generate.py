@@ -1,6 +1,6 @@
 """Text generation with a trained model: a run, a checkpoint, or a model directory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -30,12 +30,13 @@ class Request:
     temperature: float = 0.0  # 0: always the most likely token
     seed: int = 0
     raw: bool = False
+    tell: Callable[[str], object] = lambda said: None  # called with a sentence that names the state of a run
 
 
 def generate_text(request: Request, room: Room, wanted: str = "auto") -> list[str]:
     """One answer for each prompt.
 
-    A run answers from its exported model if it has one, otherwise from its newest checkpoint. `choose` places it.
+    A run answers from its result (`rptrain.checkpoint.result`). `choose` places it.
     Raises UserError for a source that is neither a run, a checkpoint nor a model directory, and if it does not fit.
     """
     spec, weights, encoded, ends, tokenizer = _prepared(request, room, wanted)
@@ -72,6 +73,8 @@ def _prepared(request: Request, room: Room, wanted: str) -> _Prepared:
         if prompt != prompt.encode(errors="replace").decode():
             raise UserError(f"prompt {number} is not UTF-8 text")
     model = find_model(request.source)
+    if model.state:
+        request.tell(f"{model.source}: {model.state}")
     tokenizer = load_tokenizer(model.tokenizer)
     raw = request.raw or not tokenizer.chat_template
     try:

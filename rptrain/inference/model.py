@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from rptrain.checkpoint import adapter, checked, frozen
-from rptrain.checkpoint.answer_sources import EXPORTED, answer_sources
-from rptrain.checkpoint.atomic_dir import Damaged
+from rptrain.checkpoint.atomic_dir import MANIFEST, Damaged
 from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.eos import eos_ids, generation_eos
-from rptrain.checkpoint.export import DTYPES, checkpoint_of
+from rptrain.checkpoint.export import DTYPES
 from rptrain.checkpoint.export_progress import base_format
 from rptrain.checkpoint.frozen import held_in
 from rptrain.checkpoint.metadata import RUN_CONFIG
+from rptrain.checkpoint.result import answering
+from rptrain.checkpoint.run_states import EXPORTED, recorded
 from rptrain.checkpoint.state import dtype_of, unusable
 from rptrain.checkpoint.unit_reader import UnitReader
 from rptrain.data.loader import VOCABULARIES
@@ -32,7 +33,6 @@ from rptrain.models.weights.safetensors_io import FLOATS, read_header
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 from rptrain.utils.parallel import in_parallel
-from rptrain.utils.paths import inside
 
 EXTENDED = 8  # training and YaRN may extend a context to this multiple of max_position_embeddings
 
@@ -47,6 +47,7 @@ class Model(NamedTuple):
     load: Callable[[Sequence[Tensor]], None]  # fills the bytes of each unit, which are zeros, with checked weights
     base: str = ""  # the directory of the model that was fine-tuned in full; empty: none, or unknown
     eos_ids: frozenset[int] = frozenset()  # those that its files name
+    state: str = ""  # of its run, such as "step 4"; empty: unknown
 
     @property
     def nbytes(self) -> int:
@@ -70,22 +71,23 @@ class Model(NamedTuple):
 
 
 def find_model(source: Path) -> Model:
-    """The model of a run, a checkpoint or a directory. A run answers from the first of its `answer_sources`.
+    """The model of a run, which is its result, of a checkpoint or of a directory.
 
     Raises UserError for anything else, for a model that is incomplete or damaged, and for an exported model that is a
     link out of its run.
     """
     source = Path(source)
-    if (source / RUN_CONFIG).is_file():
-        inside(source, EXPORTED)  # else an older checkpoint would answer
-    if sources := answer_sources(source):
-        return find_model(sources[0])
     if (source / adapter.CONFIG).is_file():
         found = _from_adapter(source)
     elif (source / "config.json").is_file():
         found = _from_directory(source, registry.build(pretrained.model_config(source)))
+    elif (source / MANIFEST).is_file():
+        return _from_checkpoint(source)
     else:
-        return _from_checkpoint(checkpoint_of(source))
+        path, sentence = answering(source)
+        return find_model(path)._replace(state=sentence)
+    if (step := recorded(source)[0]) is not None:
+        found = found._replace(state=f"step {step}")
     if found.base or source.name != EXPORTED:
         return found
     return found._replace(base=_trained_from(source.absolute().parent))
@@ -193,7 +195,8 @@ def _from_checkpoint(checkpoint: Path) -> Model:
 
     base, meta = checkpoint / BASE, state["meta"]
     ends = eos_ids(base, spec.config, None) | {*meta.get("ends", ())}
-    return Model(spec, dtype, checkpoint, base, load, str(meta.get("model_dir") or ""), ends)
+    trained_from = str(meta.get("model_dir") or "")
+    return Model(spec, dtype, checkpoint, base, load, trained_from, ends, f"step {state['step']}")
 
 
 def _plain(parameter: Tensor | Quantized) -> Tensor:

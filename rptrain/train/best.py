@@ -1,27 +1,14 @@
-"""The checkpoint with the lowest validation loss: find it, and load it at the end of a run."""
+"""Load the checkpoint with the lowest validation loss at the end of a run."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from math import isfinite
-from pathlib import Path
 
-from rptrain.checkpoint.atomic_dir import Damaged, complete_checkpoints, set_aside
+from rptrain.checkpoint.atomic_dir import Damaged, set_aside
 from rptrain.checkpoint.processes import ALONE, Processes
-from rptrain.checkpoint.state import load_state, read_state
+from rptrain.checkpoint.run_states import checkpoints_by_loss
+from rptrain.checkpoint.state import load_state
 from rptrain.engine.store import UnitState
 from rptrain.runs.events import BestLoaded, CheckpointDamaged, Event
 from rptrain.runs.run_dir import RunDir
-
-
-def checkpoints_by_loss(checkpoints_dir: Path) -> list[tuple[float, Path]]:
-    """The checkpoints that have a validation loss, with it: lowest loss first; of equal losses, earliest step first."""
-    found = []
-    for path in complete_checkpoints(checkpoints_dir):
-        with suppress(Damaged):
-            loss = read_state(path)["meta"].get("validation", {}).get("loss")
-            if loss is not None and isfinite(loss):
-                found.append((loss, path))
-    return sorted(found, key=lambda entry: entry[0])
 
 
 def load_best(
@@ -30,11 +17,12 @@ def load_best(
     step: int,
     emit: Callable[[Event], None],
     processes: Processes = ALONE,
-) -> None:
+) -> tuple[int, float]:
     """Load the checkpoint with the lowest validation loss into the units, which hold the state after `step`.
 
-    A damaged checkpoint is renamed, and the next best one is used; an event is emitted for each. Raises Damaged if no
-    checkpoint is left. If several `processes` train the model, all call this, and load the same one.
+    Returns its step and its loss. A damaged checkpoint is renamed, and the next best one is used; an event is emitted
+    for each. Raises Damaged if no checkpoint is left. If several `processes` train the model, all call this, and load
+    the same one.
     """
     current = run.checkpoint_path(step)  # the units hold its state: there is nothing to load
     ranked, *_ = processes.gather([(loss, path.name) for loss, path in checkpoints_by_loss(run.checkpoints_path)])
@@ -50,7 +38,7 @@ def load_best(
             emit(CheckpointDamaged(str(path), str(error)))
             continue
         emit(BestLoaded(loaded, str(path), loss))
-        return
+        return loaded, loss
     raise Damaged(
         f"{run.checkpoints_path} has no undamaged checkpoint with a validation loss: "
         "set save.load_best_model_at_end=false"

@@ -12,6 +12,7 @@ import torch
 
 from rptrain.checkpoint.base_files import BaseFile
 from rptrain.checkpoint.processes import ALONE, Processes
+from rptrain.checkpoint.run_states import checkpoints_by_loss
 from rptrain.checkpoint.state import prune, save_state
 from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
@@ -19,7 +20,6 @@ from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.store import UnitState
 from rptrain.runs.events import CheckpointSaved, Event, SaveFailed
 from rptrain.runs.run_dir import RunDir
-from rptrain.train.best import checkpoints_by_loss
 from rptrain.train.job import Job
 from rptrain.train.validation import EarlyStopping
 from rptrain.utils.errors import UserError, describe

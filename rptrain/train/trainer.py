@@ -113,13 +113,14 @@ class Trainer:
                 self._train()
         self._end.trained = True
         self._log.check()
+        state = self._last, self._loss_after(self._last)
         if job.config.save.load_best_model_at_end:
             with self._doing("loading"):
-                load_best(self._run, self._store.units, self._last, self._emit, self._group.main)
+                state = load_best(self._run, self._store.units, self._last, self._emit, self._group.main)
         if name := pretrained.not_finite(job.spec, self._store.held, self._store.in_memory):
             raise TrainingError(f"the model has diverged: {name} contains NaN or infinite values. {RESTART_ADVICE}")
         self._ask_questions(self._last)
-        self._export()
+        self._export(*state)
         self._end.finished(self._last)
         for line in closing_lines(self._run.path):
             self._progress.note(line)
@@ -284,6 +285,10 @@ class Trainer:
         self._progress.note(f"{evaluation.sentence()}{ending}")
         self._watchdog.heartbeat(step)
 
+    def _loss_after(self, step: int) -> float | None:
+        """The validation loss, if it was evaluated after this step."""
+        return self._validated[1] if self._validated[0] == step else None
+
     def _commands(self) -> Commands:
         """The commands to any of the processes."""
         return self._group.agreed(self._control.look())
@@ -307,7 +312,7 @@ class Trainer:
         """Begin a checkpoint; wait for it if it is `required`. `drained`: see `Saver.begin`."""
         with self._doing("saving"):
             done = self._control.take() if self._control.saves else None
-            loss = self._validated[1] if self._validated[0] == step else None
+            loss = self._loss_after(step)
             meta = checkpoint_meta(self._job, self._frozen, self._early_stopping, loss)
             self._saver.begin(engine, step, meta, done, drained=drained)
             if required:
@@ -425,7 +430,8 @@ class Trainer:
         when = "before training" if step == 0 else f"after {counted(step, 'step')}"
         self._progress.note(f"{count} held-out questions, {when}: {format_score(overall)} answered exactly ({each})")
 
-    def _export(self) -> None:
+    def _export(self, step: int, loss: float | None) -> None:
+        """Exports the model, which has the state after this step, with this validation loss."""
         job = self._job
         self._log.check()
         with self._doing("exporting"), self._group.main.together():
@@ -436,16 +442,15 @@ class Trainer:
             carried = NOTHING
             if job.files is not None and self._frozen is not None:
                 carried = Carried(job.files.carried, self._frozen.get("carried", {}))
+            to, dtype = self._run.model_path, job.config.model.dtype
             export_store(
-                view,
-                job.spec,
-                base,
-                self._run.model_path,
-                job.config.model.dtype,
+                *(view, job.spec, base, to, dtype),
                 adapter=job.adapter,
                 base_weights=(self._frozen or {}).get("stored", {}),
                 carried=carried,
                 ends=job.ends,
+                step=step,
+                loss=loss,
             )
 
 

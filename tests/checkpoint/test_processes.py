@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rptrain.checkpoint.atomic_dir import MANIFEST, STATE, Aside, Damaged, DiskFull, written_aside
+from rptrain.checkpoint.atomic_dir import MANIFEST, STATE, Aside, Damaged, DiskFull, complete_checkpoints, written_aside
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.processes import OtherFailed, Processes
-from rptrain.checkpoint.state import latest, load_state, prune, save_state, verify_checkpoint
+from rptrain.checkpoint.state import load_state, prune, save_state, verify_checkpoint
 from rptrain.checkpoint.unit_tensors import file_layout, header
 from rptrain.engine.distributed import share
 from rptrain.engine.distributed.share import Share
@@ -287,7 +287,7 @@ def test_a_failure_of_one_process_leaves_no_checkpoint(tmp_path, model_dir, call
             assert isinstance(error, OtherFailed)
             assert str(error).startswith(f"process {failed} has failed: ")
     assert not [*(tmp_path / "c").iterdir()]
-    assert latest(tmp_path / "c") is None
+    assert complete_checkpoints(tmp_path / "c") == []
     checkpoint_of(stores, tmp_path / "c", model_dir)
 
 
@@ -299,7 +299,7 @@ def test_a_failure_of_the_first_process_at_the_start_or_the_end_reaches_all(tmp_
         first, *others = save(stores, folder, model_dir)
         assert message in str(first) and not isinstance(first, OtherFailed)
         assert all(isinstance(error, OtherFailed) and message in str(error) for error in others)
-        assert latest(folder) == before
+        assert complete_checkpoints(folder) == [before]
 
     blocked = folder / ".checkpoint-7.rptrain-partial"
     blocked.write_text("mine")
@@ -319,13 +319,13 @@ def test_an_exchange_that_fails_leaves_no_checkpoint(tmp_path, model_dir):
     complete = []
     for lost in range(20):
         results = save(stores, folder, model_dir, lost=lost)
-        complete.append(latest(folder))
+        complete.append(complete_checkpoints(folder))
         if results == [folder / "checkpoint-7"] * 3:
             break
         assert all(isinstance(error, Lost) for error in results)
     *before, renamed, last = complete
-    assert before == [None] * 7 and renamed == last == folder / "checkpoint-7"  # it is not told that the others have
-    verify_checkpoint(last)
+    assert before == [[]] * 7 and renamed == last == [folder / "checkpoint-7"]  # it is not told that the others have
+    verify_checkpoint(last[0])
     assert [each.name for each in folder.iterdir()] == ["checkpoint-7"]
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rptrain.checkpoint.atomic_dir import MANIFEST, MARK, STATE, Damaged
-from rptrain.checkpoint.state import latest, load_state, prune, read_state, save_state, verify_checkpoint
+from rptrain.checkpoint.atomic_dir import MANIFEST, MARK, STATE, Damaged, complete_checkpoints
+from rptrain.checkpoint.state import load_state, prune, read_state, save_state, verify_checkpoint
 from rptrain.models import registry
 from rptrain.utils.errors import UserError
 
@@ -125,21 +125,21 @@ def test_another_model_is_told(save, spec, states, change):
 
 def test_the_newest_complete_checkpoint_by_number(save, spec, states, tmp_path):
     checkpoints = tmp_path / "checkpoints"
-    assert latest(checkpoints) is None
+    assert complete_checkpoints(checkpoints) == []
     units = states.make(spec)
     for step in (9, 10, 100):
         save(units, step)
-    assert latest(checkpoints) == checkpoints / "checkpoint-100"
+    assert complete_checkpoints(checkpoints)[-1] == checkpoints / "checkpoint-100"
     (checkpoints / "checkpoint-100" / MANIFEST).unlink()
-    assert latest(checkpoints) == checkpoints / "checkpoint-10"
+    assert complete_checkpoints(checkpoints)[-1] == checkpoints / "checkpoint-10"
     (checkpoints / "checkpoint-10").rename(checkpoints / ".checkpoint-10.rptrain-partial")
-    assert latest(checkpoints) == checkpoints / "checkpoint-9"
+    assert complete_checkpoints(checkpoints)[-1] == checkpoints / "checkpoint-9"
     # What a kill in the middle of replacing a checkpoint leaves, and left in older versions.
     for name in (".checkpoint-9.rptrain-replaced", "checkpoint-9.replaced"):
-        latest(checkpoints).rename(checkpoints / name)
-        assert latest(checkpoints) == checkpoints / name
+        complete_checkpoints(checkpoints)[-1].rename(checkpoints / name)
+        assert complete_checkpoints(checkpoints)[-1] == checkpoints / name
     save(units, 9)
-    assert latest(checkpoints) == checkpoints / "checkpoint-9"
+    assert complete_checkpoints(checkpoints)[-1] == checkpoints / "checkpoint-9"
 
 
 def test_prune_keeps_the_newest_and_clears_leftovers(save, spec, states, tmp_path):
@@ -160,7 +160,7 @@ def test_prune_keeps_the_newest_and_clears_leftovers(save, spec, states, tmp_pat
     assert sorted(path.name for path in checkpoints.iterdir()) == sorted(names)
     prune(checkpoints, 2)
     assert sorted(path.name for path in checkpoints.iterdir()) == sorted(["checkpoint-10", "checkpoint-3", *others])
-    load_state(latest(checkpoints), units)
+    load_state(complete_checkpoints(checkpoints)[-1], units)
 
 
 def test_a_checkpoint_that_counts_by_the_name_it_had_while_it_was_replaced_is_pruned(save, spec, states, tmp_path):

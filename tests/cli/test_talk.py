@@ -21,7 +21,7 @@ from rptrain.utils.errors import UserError
 from ..inference.letters import letters_chat
 from ..run_tools import PATIENCE
 
-BEGIN = "runs/a␛: 2.00 KiB on the CPU, about 900 tokens/s expected (this machine has no GPU)"
+BEGIN = "runs/a␛ (step 4): 2.00 KiB on the CPU, about 900 tokens/s expected (this machine has no GPU)"
 
 
 class Terminal(io.StringIO):
@@ -37,7 +37,9 @@ class Loaded(SimpleNamespace):
         chat.settings = AnswerSettings(temperature=0, max_new_tokens=4)
         chat.base, self._base = None, chat.base
         placement = Placement("cpu", "this machine has no GPU", 2048, 900.0)
-        super().__init__(chat=chat, model=SimpleNamespace(source=Path("runs/a\x1b")), placement=placement)
+        super().__init__(
+            chat=chat, model=SimpleNamespace(source=Path("runs/a\x1b"), state="step 4"), placement=placement
+        )
 
     def load_base(self) -> None:
         self.chat.base = self._base

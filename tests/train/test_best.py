@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from rptrain.checkpoint.export import export
+from rptrain.checkpoint.run_states import checkpoints_by_loss, recorded
 from rptrain.runs import events
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RunView
 from rptrain.train import validation
-from rptrain.train.best import checkpoints_by_loss
 from rptrain.train.trainer import Trainer
 from rptrain.utils.errors import TrainingError, UserError
 
@@ -45,6 +45,9 @@ def is_of(run: RunDir, step: int, folder: Path) -> None:
     assert (told.step, told.path, told.loss) == (step, str(best), LOSSES[step])
     again = export(best, folder / "again", "float32")
     assert (again / "model.safetensors").read_bytes() == (run.model_path / "model.safetensors").read_bytes()
+    result = export(run.path, folder / "result", "float32")
+    assert (again / "model.safetensors").read_bytes() == (result / "model.safetensors").read_bytes()
+    assert {recorded(path) for path in (again, result, run.model_path)} == {(step, LOSSES[step])}
     last = export(run.checkpoint_path(12), folder / "last", "float32")
     assert (last / "model.safetensors").read_bytes() != (run.model_path / "model.safetensors").read_bytes()
 

@@ -4,12 +4,20 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import rptrain.train.trainer
 from rptrain.checkpoint.eos import GENERATION
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.state import read_state
+from rptrain.data.loader import load_tokenizer
+from rptrain.inference.generate import Request, stream_text
+from rptrain.inference.load import LoadedChat
 from rptrain.inference.model import find_model
+from rptrain.inference.settings import AnswerSettings
+from rptrain.inference.weights import dense
+from rptrain.models.layers.generate import generate
+from rptrain.planner.room import free_room
 from rptrain.runs import events
 from rptrain.train.job import prepare_job
 
@@ -17,7 +25,8 @@ from .. import run_tools as tools
 
 EOS, END = 1, 2  # of the base model; of its template
 SAID = "replies end with <|end|>, which is not an EOS token of the model: the export's generation_config.json will list"
-CHAT = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
+PROMPT, MOST = "2 + 2?", 8
+CHAT = {"messages": [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": "4"}]}
 SETTINGS = ("data.max_length=64", "train.max_steps=2", "train.global_batch_size=16", "eval.questions=1")
 LORA = ("lora.r=2", "lora.lora_alpha=4")
 
@@ -40,6 +49,12 @@ def listed(directory: Path) -> list[int]:
     return json.loads((directory / GENERATION).read_text())["eos_token_id"]
 
 
+def length(source: Path) -> int:
+    """The tokens of an answer of `rptrain generate`, the one that ends it included."""
+    *pieces, _ = stream_text(Request(source, [PROMPT], MOST), free_room())
+    return len(pieces)
+
+
 def eos_ids(source: Path) -> frozenset[int]:
     return find_model(source).eos_ids
 
@@ -58,6 +73,24 @@ def test_exports_and_answers_stop_on_the_end_of_replies(folder, method, monkeypa
     sources = (run.path, run.checkpoints()[-1], *exports)
     assert {eos_ids(source) for source in sources} == {frozenset({EOS, END})}
     assert eos_ids(folder / "model") == {EOS}
+
+
+def test_answers_end_where_generation_config_alone_says_so(folder):
+    """Of a model, a run, its checkpoint, its adapter and its merged export; in a conversation too."""
+    model = find_model(folder / "model")
+    prompt = load_tokenizer(folder / "model").apply_chat_template([CHAT["messages"][0]], add_generation_prompt=True)
+    (tokens,) = generate(model.spec, dense(model, torch.device("cpu")), [prompt["input_ids"]], MOST)
+    count = next(place for place in range(2, MOST) if tokens[place - 1] not in tokens[: place - 1])
+    assert length(folder / "model") == MOST
+    (folder / "model" / GENERATION).write_text(json.dumps({"eos_token_id": [EOS, tokens[count - 1]]}))
+    run = tools.train_here(folder, "train.max_steps=1", "optim.learning_rate=1e-30", *LORA)  # answers as its base does
+    exports = [export(run.path, folder / "adapter"), export(run.path, folder / "merged", merge=True)]
+    for source in (folder / "model", run.path, run.checkpoints()[-1], run.model_path, *exports):
+        loaded = LoadedChat(source, free_room())
+        loaded.chat.settings = AnswerSettings(0, 1, MOST)
+        list(loaded.chat.ask(PROMPT))
+        speed = loaded.chat.tuned.speed
+        assert speed is not None and (length(source), speed.tokens) == (count, count), source
 
 
 def test_a_resumed_run_finds_them_in_its_data(folder):

@@ -24,7 +24,7 @@ CODE = "model = AutoModelForCausalLM.from_pretrained('/models/[b]out')"
 RECORDS = (
     {"phase": "checking", "bytes": 0, "total": 0},
     {"phase": "writing", "bytes": 3 * GIB, "total": 12 * GIB},
-    {"phase": "done", "path": "out", "code": CODE},
+    {"phase": "done", "path": "out", "step": 4, "code": CODE},
 )
 
 
@@ -51,6 +51,7 @@ async def test_what_is_chosen_is_passed_on(make: Made, run: Path, monkeypatch):
     app = make(attach=run)
     async with app.run_test(size=(80, 24)) as pilot:
         await asked(pilot, run)
+        assert "result (step 1000)" in screen_text(app)
         await type_over(pilot, "out", "#to")
         for key, id, value in (
             ("right", "source", "step 1000"),
@@ -126,7 +127,7 @@ async def test_the_bytes_are_shown_and_then_the_code(make: Made, run: Path, monk
         await type_over(pilot, "out", "#to")
         await press_until(pilot, "enter", lambda: "writing  3.00 GiB of 12.0 GiB" in screen_text(app))
         Path("go").touch()
-        await until(pilot, lambda: "exported to out" in screen_text(app) and "[b]out" in screen_text(app))
+        await until(pilot, lambda: "step 4 exported to out" in screen_text(app) and "[b]out" in screen_text(app))
         await press_until(pilot, "y", lambda: app.clipboard == CODE and "if the terminal lets" in notified(app))
         await press_until(pilot, "enter", lambda: not isinstance(app.screen, Exporting))
         await asked(pilot, run)  # closed before its end, the export tells the code in a note

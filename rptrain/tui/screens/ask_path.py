@@ -23,7 +23,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
 from rptrain.utils.text import one_line
 
-NEWEST = "newest"
+RESULT = "result"
 SAME = "as trained"
 DTYPES = (SAME, "bfloat16", "float16", "float32")
 PARTS = ("adapter", "merged model")
@@ -37,7 +37,7 @@ class ExportChoice(Choice):
 
 @dataclass(frozen=True)
 class Target:
-    """An export: of a run, which stands for its newest checkpoint, or of a checkpoint."""
+    """An export: of a run, which stands for its result, or of a checkpoint."""
 
     source: Path
     path: Path
@@ -47,7 +47,7 @@ class Target:
 
 class AskTarget(Dialog[Target | None]):
     """`checkpoints`: the complete ones, the newest first. `adapters`: whether the run trains adapters to merge. `best`:
-    the checkpoint with the lowest validation loss, which is marked.
+    the checkpoint with the lowest validation loss, which is marked. `step`: that of the run's result, if it is known.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -56,10 +56,18 @@ class AskTarget(Dialog[Target | None]):
         Binding("up", "app.focus_previous", show=False),
     ]
 
-    def __init__(self, run: Path, checkpoints: Sequence[Path], adapters: bool, best: Path | None = None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        checkpoints: Sequence[Path],
+        adapters: bool,
+        best: Path | None = None,
+        step: int | None = None,
+    ) -> None:
         super().__init__()
         self._run, self._adapters = run, adapters
-        self._sources = {NEWEST: run}
+        self._result = RESULT if step is None else f"{RESULT} (step {step})"
+        self._sources = {self._result: run}
         for path in checkpoints:
             mark = " (lowest validation loss)" if path == best else ""
             self._sources[path.name.replace("checkpoint-", "step ") + mark] = path
@@ -72,7 +80,7 @@ class AskTarget(Dialog[Target | None]):
                 yield Entry(f"{one_line(str(self._run))}-export", suggester=PathSuggester(), id="to", compact=True)
             with Horizontal(classes="row"):
                 yield Label("checkpoint", classes="label")
-                yield ExportChoice(tuple(self._sources), NEWEST, id="source")
+                yield ExportChoice(tuple(self._sources), self._result, id="source")
             with Horizontal(classes="row"):
                 yield Label("data type", classes="label")
                 yield ExportChoice(DTYPES, SAME, id="dtype")

@@ -149,7 +149,7 @@ class ChatScreen(Screen[None]):
             news = f"{session.source} was deleted: {named} answers"
             session.source = self._run
         elif session.source == self._run and loaded not in (None, found[0].resolve()):
-            news = f"the run has a newer model: {named}"
+            news = f"the result of the run is now {named}"
         if session.state == "ended" and self._shared.training():
             return
         if news:
@@ -217,6 +217,7 @@ class ChatScreen(Screen[None]):
         memory = format_bytes(session.host) + (f" and {format_bytes(session.vram)} VRAM" if session.vram else "")
         return [
             f"{name} on the {WHERE[loaded.placement]}: {format_rate(loaded.expected)} expected",
+            *([f"({loaded.state})"] if loaded.state else []),
             *measured,
             f"({loaded.reason})",
             *([f"process {memory}"] if session.host else []),
@@ -320,8 +321,9 @@ class ChatScreen(Screen[None]):
     @work
     @until_closed
     async def action_checkpoint(self) -> None:
-        found = await asyncio.to_thread(models_to_ask, self._run, self._shared.runs_folder)
-        lines = [PickLine(str(from_here(path))) for path in found]
+        marks = await asyncio.to_thread(models_to_ask, self._run, self._shared.runs_folder)
+        found = list(marks)
+        lines = [PickLine(f"{from_here(path)}{f' ({mark})' if mark else ''}") for path, mark in marks.items()]
         answers = None if self._session.loaded is None else Path(self._session.loaded.source).resolve()
         current = next((index for index, path in enumerate(found) if path.resolve() == answers), 0)
         question = "Which model should answer? The conversation is kept."

@@ -17,7 +17,7 @@ from rptrain.tui.context import Context
 from rptrain.tui.screens.ask_path import AskTarget
 from rptrain.tui.screens.dialog import Dialog, ask
 from rptrain.tui.services.launch import Launched, export
-from rptrain.tui.services.saved import best_checkpoint, has_adapters, saved_checkpoints
+from rptrain.tui.services.saved import best_checkpoint, has_adapters, result_step, saved_checkpoints
 from rptrain.tui.widgets.bars import bar
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line, printable
@@ -35,7 +35,8 @@ async def export_run(screen: Screen[None], context: Context, run: Path) -> None:
     """
     checkpoints = await asyncio.to_thread(saved_checkpoints, run)
     best = await asyncio.to_thread(best_checkpoint, run, checkpoints)
-    target = await ask(screen, AskTarget(run, checkpoints, has_adapters(run), best))
+    step = await asyncio.to_thread(result_step, run)
+    target = await ask(screen, AskTarget(run, checkpoints, has_adapters(run), best, step))
     if target is None:
         return
     options = [*(["--merge"] if target.merge else []), *(["--dtype", target.dtype] if target.dtype else [])]
@@ -58,9 +59,10 @@ async def _until_done(app: App[None], launched: Launched, shown: "Exporting") ->
     if launched.process.returncode == 0:
         with suppress(OSError):
             launched.log.unlink()
-        code = str(found.get("code", ""))
-        if not shown.finish(f"exported to {launched.path}", code):
-            app.notify(f"exported to {launched.path}\n{code}", timeout=15)
+        code, step = str(found.get("code", "")), found.get("step")
+        done = f"{'' if step is None else f'step {step} '}exported to {launched.path}"
+        if not shown.finish(done, code):
+            app.notify(f"{done}\n{code}", timeout=15)
     else:
         lines = [line for line in said.splitlines() if not last_record(line)][-LINES:]
         failure = "\n".join([*lines, f"see {launched.log}"])

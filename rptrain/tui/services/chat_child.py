@@ -90,6 +90,7 @@ class Child:
         self._report(
             "loaded",
             source=str(loaded.model.source),
+            state=loaded.model.state,
             placement=loaded.placement.kind,
             reason=loaded.placement.reason,
             expected=loaded.placement.tokens_per_second,

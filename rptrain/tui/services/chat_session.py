@@ -48,6 +48,7 @@ class Loaded:
     expected: float  # tokens per second
     speeds: dict[str, float]  # those of all placements with enough free memory
     templated: bool
+    state: str = ""  # of its run, such as "step 4"; empty: unknown
 
 
 @dataclass

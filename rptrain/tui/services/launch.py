@@ -136,7 +136,7 @@ def resume(run: Path, environment: Mapping[str, str]) -> Launched:
 
 
 def export(source: Path, to: Path, options: Sequence[str], environment: Mapping[str, str]) -> Launched:
-    """Exports a run's newest checkpoint, or a checkpoint, with these options of `rptrain export`. Its progress is in
+    """Exports a run's result, or a checkpoint, with these options of `rptrain export`. Its progress is in
     the log, as records. Raises UserError if it cannot be started.
     """
     log = beside(to, OUTPUT)

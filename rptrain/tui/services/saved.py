@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rptrain.checkpoint.answer_sources import answer_sources
 from rptrain.checkpoint.metadata import RUN_CONFIG
+from rptrain.checkpoint.result import answer_sources, find_result
 from rptrain.runs.listing import GLANCE
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RunView
@@ -30,10 +30,7 @@ def best_checkpoint(run: Path, checkpoints: Sequence[Path]) -> Path | None:
 
 def readable_sources(run: Path) -> list[Path]:
     """The `answer_sources` of a run; none if it cannot be read."""
-    try:
-        return answer_sources(run)
-    except OSError:
-        return []
+    return list(_marked_sources(run))
 
 
 def run_of(source: Path) -> Path:
@@ -41,11 +38,27 @@ def run_of(source: Path) -> Path:
     return next((path for path in (source, *source.parents[:2]) if (path / RUN_CONFIG).is_file()), source)
 
 
-def models_to_ask(run: Path, folder: Path) -> list[Path]:
-    """The `answer_sources` of a run, and then those of the other runs in a folder, sorted by their names."""
+def models_to_ask(run: Path, folder: Path) -> dict[Path, str]:
+    """The `answer_sources` of a run, with their marks, and then those of the other runs in a folder, sorted by name."""
     here = run.resolve()
     others = sorted(file.parent for file in folder.glob(f"*/{RUN_CONFIG}") if file.parent.resolve() != here)
-    return [source for each in (run, *others) for source in readable_sources(each)]
+    return {source: mark for each in (run, *others) for source, mark in _marked_sources(each).items()}
+
+
+def _marked_sources(run: Path) -> dict[Path, str]:
+    try:
+        return answer_sources(run)
+    except OSError:
+        return {}
+
+
+def result_step(run: Path) -> int | None:
+    """The step of the run's result; None if it is unknown."""
+    try:
+        result = find_result(run)
+    except (OSError, UserError):
+        return None
+    return None if result is None else result.state.step
 
 
 def has_adapters(run: Path) -> bool:
