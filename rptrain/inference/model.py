@@ -101,7 +101,9 @@ def find_base(model: Model) -> Model:
         directory = registry.locate(model.base)
         if not any((directory / name).is_file() for name in (pretrained.SINGLE, pretrained.INDEX)):
             raise UserError(f"{directory} has no weights; the run began with random ones")
-        return _from_directory(directory, registry.build(pretrained.model_config(directory)))
+        spec = registry.build(pretrained.model_config(directory))
+        has_adapter = (model.source / adapter.CONFIG).is_file()
+        return _from_directory(directory, spec, (model.source, model.spec) if has_adapter else None)
     except UserError as error:
         raise UserError(f"the base model cannot be loaded: {error}") from None
 
@@ -127,8 +129,8 @@ def _from_adapter(source: Path) -> Model:
         ) from None
     own = registry.build(pretrained.model_config(base))
     try:
-        spec = with_lora(own, adapter.settings_of(files, own))
-        model = _from_directory(base, with_base(spec, base_format(source)), source)
+        spec = with_base(with_lora(own, adapter.settings_of(files, own)), base_format(source))
+        model = _from_directory(base, spec, (source, spec))
         adapter.check(files, model.spec)
     except UserError as error:
         raise UserError(f"the adapter {source} cannot be used with {base}: {error}") from None
@@ -145,8 +147,10 @@ def _from_adapter(source: Path) -> Model:
     return model._replace(source=source, tokenizer=tokenizer, load=load, base=str(base), eos_ids=ends)
 
 
-def _from_directory(source: Path, spec: ModelSpec, trained: Path | None = None) -> Model:
-    """A model directory. Adapters of `spec` stay zeros. `trained`: the directory of the adapter whose base this is."""
+def _from_directory(source: Path, spec: ModelSpec, adapted: tuple[Path, ModelSpec] | None = None) -> Model:
+    """A model directory. Adapters of `spec` stay zeros. `adapted`: the directory of the adapter that was trained on
+    this base, and the model with it.
+    """
     own = without_adapters(spec)
     files = pretrained.check(source, own)
     name = spec.config.get("dtype") or spec.config.get("torch_dtype")
@@ -156,8 +160,9 @@ def _from_directory(source: Path, spec: ModelSpec, trained: Path | None = None) 
 
     def load(flats: Sequence[Tensor]) -> None:
         known = checked.recorded(source, files.stamps)
-        if trained is not None:
-            known += checked.recorded_base(trained, source, spec, files.tensors)
+        if adapted is not None:
+            directory, whole = adapted
+            known += checked.recorded_base(directory, source, whole, files.tensors)
         checked.load(files, own, held_in(spec, flats, dtype), known)
 
     return Model(spec, dtype, source, source, load, eos_ids=eos_ids(source, spec.config, None))
