@@ -60,7 +60,7 @@ def _show_keys(wanted: bool) -> None:
 def root(
     context: typer.Context,
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
     show_keys: Annotated[
         bool, typer.Option("--keys", callback=_show_keys, is_eager=True, help="List the keys of a config.")

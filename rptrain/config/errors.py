@@ -2,18 +2,20 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import islice
+from operator import getitem
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from rptrain.config.aliases import answer
+from rptrain.config.aliases import answer, answer_value
 from rptrain.config.schema import AUTOMATIC, keys
 from rptrain.config.toml_lines import KeyPath
 from rptrain.config.types import MAX_COUNT
 from rptrain.utils.errors import UserError
-from rptrain.utils.suggest import nearest
-from rptrain.utils.text import more_lines, one_line, quoted
+from rptrain.utils.suggest import typo_of
+from rptrain.utils.text import LINES, more_lines, one_line, quoted
 
 EXPLAINED = 200  # mistakes that are explained; the others are counted
 DEEPEST = 16  # parts of a key that are looked at; keys of a config have at most 4
@@ -22,18 +24,26 @@ DEEPEST = 16  # parts of a key that are looked at; keys of a config have at most
 class ConfigError(UserError):
     """The mistakes of a config: pairs of a place ("file:line" or "command line") and a message.
 
-    `more`: how many others there are. `keys`: the dotted key of each mistake, if it is about one.
+    `more`: how many others there are. `keys`: the dotted key of each mistake, if it is about one. `advice`: lines after
+    the mistakes.
     """
 
-    def __init__(self, mistakes: Sequence[tuple[str, str]], more: int = 0, keys: Sequence[str | None] = ()) -> None:
+    def __init__(
+        self,
+        mistakes: Sequence[tuple[str, str]],
+        more: int = 0,
+        keys: Sequence[str | None] = (),
+        advice: Sequence[str] = (),
+    ) -> None:
         self.mistakes = tuple(mistakes)
         self.keys = tuple(keys) or (None,) * len(self.mistakes)
         lines = [f"{place}: {message}" for place, message in mistakes]
         if len(lines) + more > 1:
-            lines = [f"{len(lines) + more:,} mistakes in the config", *(f"  {line}" for line in lines)]
+            indented = (f"  {line.replace(chr(10), f'{chr(10)}    ')}" for line in lines)
+            lines = [f"{len(lines) + more:,} mistakes in the config", *indented]
         if more:
             lines.append(more_lines(more))
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join([*lines, *advice]), EXPLAINED + LINES)
 
 
 def dotted(key: KeyPath) -> str:
@@ -80,7 +90,8 @@ def _explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
     match error["type"]:
         case "extra_forbidden":
             unknown = islice(_unknown(error), EXPLAINED)
-            return [(leaf, f"unknown key `{_named(leaf)}`: {answer(_plain(leaf), value)}") for leaf in unknown]
+            given = ((leaf, reduce(getitem, leaf[len(key) :], value)) for leaf in unknown)
+            return [(leaf, f"unknown key `{_named(leaf)}`: {answer(_plain(leaf), inner)}") for leaf, inner in given]
         case "invalid_key":
             hint = answer(f"{_plain(key[:-1])}.{key[-1]}")
             return [(key, f"unknown key `{name}`: {hint}")]
@@ -90,11 +101,11 @@ def _explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
             return [(key, "`data.train` is missing: write a [[data.train]] table with a path")]
         case "missing":
             return [(key, f"`{name}` is missing: {keys()[_plain(key)].description}")]
-        case "relation":
-            return [(tuple(context["key"].split(".")), f"`{context['key']}`: {context['text']}")]
+        case "conflicts":
+            return [(tuple(one.key.split(".")), f"`{one.key}`: {one.text}") for one in context["conflicts"]]
         case "literal_error":
             choices = re.findall(r"'([^']*)'", context["expected"])
-            return [(key, f"`{name}`: {_choices(choices, value)}")]
+            return [(key, f"`{name}`: {_choices(choices, value, answer_value(_plain(key), value))}")]
         case "model_type":
             sentence = f"must be a table, [{name}]"
         case "tuple_type" if isinstance(value, dict):
@@ -115,7 +126,8 @@ def _explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
             sentence = "must be a whole number"
         case _:
             sentence = re.sub(r"^\w+ should", "must", error["msg"])
-    return [(key, f"`{name}` {sentence}, not {_shown(value)}")]
+    advice = answer_value(_plain(key), shown(value))
+    return [(key, f"`{name}` {sentence}, not {_shown(value)}{f'; {advice}' if advice else ''}")]
 
 
 def _named(key: KeyPath) -> str:
@@ -126,11 +138,11 @@ def _plain(key: KeyPath) -> str:
     return dotted(tuple(part for part in key if isinstance(part, str)))
 
 
-def _choices(choices: list[str], value: Any) -> str:
+def _choices(choices: list[str], value: Any, advice: str | None) -> str:
     if len(choices) == 1:
         return f'only "{choices[0]}" is available in this version, not {_shown(value)}'
-    near = nearest(str(value), choices, cutoff=0.5)
-    hint = f'; did you mean "{near[0]}"?' if near else ""
+    near = typo_of(str(value).lower(), choices)
+    hint = f"; {advice}" if advice else f'; did you mean "{near}"?' if near else ""
     return f"must be one of {', '.join(map(_shown, choices))}, not {_shown(value)}{hint}"
 
 

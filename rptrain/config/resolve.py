@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
+from rptrain.config.aliases import keys_in
 from rptrain.config.errors import DEEPEST, ConfigError, dotted, explained, leaves
+from rptrain.config.foreign import ADVICE, format_of
 from rptrain.config.schema import Config
 from rptrain.config.toml_lines import KeyPath, key_lines
 from rptrain.utils.errors import UserError
@@ -25,10 +28,18 @@ INDEX = re.compile("[0-9]{1,9}")  # the place of a data set in a key
 
 @dataclass(frozen=True)
 class Resolved:
-    """A config with the origin of each key: "file:line", "command line" or "default"."""
+    """A config with the origin of each key: "file:line", "command line" or "default". `path`: that of the file."""
 
     config: Config
     origins: Mapping[str, str]  # by dotted key, those of data sets as `data.train.0.path`
+    path: Path
+
+    def place(self, key: str) -> str:
+        """Where a mistake about a key is reported: its origin, with the key on the command line, or the file if it is
+        not set.
+        """
+        origin = self.origins.get(key, DEFAULT)
+        return str(self.path) if origin == DEFAULT else f"{origin}, {key}" if origin == COMMAND_LINE else origin
 
 
 def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = None) -> Resolved:
@@ -40,12 +51,14 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
     document, lines = _parse(path, read_text(path) if text is None else text)
     places: dict[KeyPath, int] = dict(lines)  # line numbers; _LAST for the command line
     mistakes: list[tuple[int, str, str | None]] = []
+    refused = list[str]()  # keys of overrides that are not valid
     for override in overrides:
         try:
             key, value = _parse_override(override)
             document = _assigned(document, key, value)
         except UserError as error:
             mistakes.append((_LAST, str(error), None))
+            refused.append(override.partition("=")[0].strip())
             continue
         places = {old: place for old, place in places.items() if old[: len(key)] != key}
         for depth in range(1, len(key) + 1):
@@ -63,7 +76,9 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
     try:
         config = Config.model_validate({"model": {}, "data": {}} | document)
     except ValidationError as error:
-        found, more = explained(error.errors(include_url=False))
+        errors = error.errors(include_url=False)
+        found, more = explained(errors)
+        found += _conflicts_beside(document, errors, [*refused, *(key for _, text in found for key in keys_in(text))])
         mistakes += [(line_of(key), message, dotted(key)) for key, message in found]
     if config is None or mistakes:
         mistakes.sort(key=lambda mistake: mistake[0])
@@ -79,7 +94,40 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
             dotted(key): origin(line_of(key)) if key in written else DEFAULT
             for key in leaves(config.model_dump(mode="json"))
         },
+        path,
     )
+
+
+def _conflicts_beside(
+    document: Mapping[str, Any], errors: Sequence[ErrorDetails], doubtful: Sequence[str]
+) -> list[tuple[KeyPath, str]]:
+    """The mistakes in how keys go together, besides errors in single keys, which pydantic reports alone.
+
+    They are those of the document with defaults in place of the keys with errors, except if they depend on one of
+    these or of the `doubtful` keys.
+    """
+    if any(error["type"] == "conflicts" for error in errors):
+        return []
+    wrong = {dotted(error["loc"][:2]) for error in errors}.union(doubtful)
+    sections = {
+        name: {key: value for key, value in section.items() if f"{name}.{key}" not in wrong}
+        for name, section in document.items()
+        if isinstance(section, Mapping) and name not in wrong
+    }
+    model, data = (
+        {"path": "model"} | sections.get("model", {}),
+        {"train": [{"path": "data"}]} | sections.get("data", {}),
+    )
+    try:
+        Config.model_validate({**sections, "model": model, "data": data})
+    except ValidationError as error:
+        return [
+            (tuple(one.key.split(".")), f"`{one.key}`: {one.text}")
+            for found in error.errors(include_url=False)
+            for one in found.get("ctx", {}).get("conflicts", ())
+            if wrong.isdisjoint(one.keys)
+        ]
+    return []
 
 
 def render(resolved: Resolved) -> str:
@@ -125,6 +173,8 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     try:
         return tomllib.loads(text), key_lines(text)
     except tomllib.TOMLDecodeError as error:
+        if name := format_of(path, text):
+            raise UserError(f"{path} is {name}, and a config is TOML: {ADVICE}") from None
         message, _, position = str(error).rpartition(" (at ")
         line = position.removeprefix("line ").partition(",")[0]
         if not line.isdigit():  # "end of document"

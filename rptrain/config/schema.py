@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from rptrain.config.relations import Found, Rules
 from rptrain.config.types import MAX_COUNT, Beta, Count, Devices, Names, Number, PathText, RunName, Size, Text
 
 LOSS_SCALE, LOSS_SCALE_STEPS = 65536.0, 2000
@@ -26,9 +27,7 @@ LOSS_SCALE, LOSS_SCALE_STEPS = 65536.0, 2000
 AUTOMATIC = ("train.micro_batch_size", "engine.round_size", "engine.replicas")
 
 
-def _mistake(key: str, message: str) -> PydanticCustomError:
-    """A mistake in how keys go together, to be reported at `key`."""
-    return PydanticCustomError("relation", "{text}", {"key": key, "text": message})
+RULES = Rules["Config"]()
 
 
 class Section(BaseModel):
@@ -143,13 +142,6 @@ class Train(Section):
         """Micro-batches of a step, once "auto" is resolved."""
         return self.global_batch_size // self.sequences
 
-    @model_validator(mode="after")
-    def _divides(self) -> "Train":
-        rows, part = self.global_batch_size, self.micro_batch_size
-        if part != "auto" and rows % part:
-            raise _mistake("train.global_batch_size", f"{rows} is not a multiple of train.micro_batch_size, {part}")
-        return self
-
 
 class Lora(Section):
     """Low-rank adapters, with PEFT's names; all other weights are frozen."""
@@ -210,19 +202,6 @@ class Optim(Section):
         if scale < 1 or frexp(scale)[0] != 0.5:
             raise PydanticCustomError("value", "{text}", {"text": "must be a power of two, 1 or more"})
         return scale
-
-    @model_validator(mode="after")
-    def _warmup(self) -> "Optim":
-        if self.warmup_steps > 1 and self.warmup_steps % 1:
-            raise _mistake(
-                "optim.warmup_steps", f"{self.warmup_steps} is neither a whole number of steps nor a fraction below 1"
-            )
-        if self.warmup_steps and self.lr_scheduler_type == "constant":
-            raise _mistake(
-                "optim.lr_scheduler_type",
-                '"constant" has no warm-up: write "constant_with_warmup", or optim.warmup_steps = 0',
-            )
-        return self
 
 
 class Engine(Section):
@@ -298,112 +277,9 @@ class Config(Section):
     log: Log = Log()
 
     @model_validator(mode="after")
-    def _rounds(self) -> "Config":
-        size = self.engine.round_size
-        if size in (None, "auto") or self.train.micro_batch_size == "auto":
-            return self
-        if self.train.micro_batches % size:
-            message = f"{size} does not divide the {self.train.micro_batches} micro-batches of a step"
-            raise _mistake("engine.round_size", message)
-        return self
-
-    @model_validator(mode="after")
-    def _replicas(self) -> "Config":
-        replicas, size = self.engine.replicas, self.engine.round_size
-        if replicas == "auto" or size == "auto" or self.train.micro_batch_size == "auto":
-            return self
-        count = self.train.micro_batches
-        if size is None and count % replicas:
-            raise _mistake("engine.replicas", f"{replicas} does not divide the {count} micro-batches of a step")
-        if size is not None and count % (replicas * size):
-            message = f"{replicas} does not divide the rounds of a step: {count // size}, by engine.round_size"
-            raise _mistake("engine.replicas", message)
-        return self
-
-    @model_validator(mode="after")
-    def _validation(self) -> "Config":
-        if self.data.val and self.data.val_size:
-            raise _mistake("data.val_size", "cannot be used with [[data.val]] tables: remove one of them")
-        if not (self.data.val or self.data.val_size):
-            for key in ("eval_steps", "early_stopping_patience"):
-                if getattr(self.train, key):
-                    raise _mistake(f"train.{key}", "needs a validation set: set data.val_size, or add [[data.val]]")
-        elif self.train.early_stopping_patience and not self.train.eval_steps:
-            raise _mistake("train.early_stopping_patience", "needs train.eval_steps: set how often to evaluate")
-        if self.save.load_best_model_at_end:
-            self._best()
-        return self
-
-    def _best(self) -> None:
-        key, steps, every = "save.load_best_model_at_end", self.save.save_steps, self.train.eval_steps
-        if not (self.data.val or self.data.val_size):
-            raise _mistake(key, "needs a validation set: set data.val_size, or add [[data.val]]")
-        if not (steps and every) or steps % every:
-            raise _mistake(
-                key, "every checkpoint must be evaluated: set save.save_steps to a multiple of train.eval_steps"
-            )
-
-    @model_validator(mode="after")
-    def _moments(self) -> "Config":
-        if self.model.dtype == "float64" and self.optim.moments != "fp32":
-            message = f'"{self.optim.moments}" is not for models in float64: remove it, or set model.dtype'
-            raise _mistake("optim.moments", message)
-        return self
-
-    @model_validator(mode="after")
-    def _reduce_dtype(self) -> "Config":
-        if self.model.dtype == "float64" and self.engine.reduce_dtype != "float32":
-            message = f'"{self.engine.reduce_dtype}" is not for models in float64: remove it, or set model.dtype'
-            raise _mistake("engine.reduce_dtype", message)
-        return self
-
-    @model_validator(mode="after")
-    def _float16(self) -> "Config":
-        if self.model.dtype == "float16":
-            return self
-        for key, given, default in (
-            ("engine.fp16_accumulation", self.engine.fp16_accumulation, False),
-            ("optim.loss_scale", self.optim.loss_scale, LOSS_SCALE),
-            ("optim.loss_scale_steps", self.optim.loss_scale_steps, LOSS_SCALE_STEPS),
-        ):
-            if given != default:
-                raise _mistake(key, 'is only for model.dtype = "float16": remove it, or set model.dtype')
-        return self
-
-    @model_validator(mode="after")
-    def _fp8(self) -> "Config":
-        if self.engine.fp8 and self.model.dtype not in ("bfloat16", "float32"):
-            message = f'is for models in bfloat16 or float32, and model.dtype is "{self.model.dtype}"'
-            raise _mistake("engine.fp8", message)
-        return self
-
-    @model_validator(mode="after")
-    def _hold(self) -> "Config":
-        if self.model.hold == "memory":
-            return self
-        if self.adapters is None and not self.train.freeze:
-            raise _mistake("model.hold", '"map" needs frozen weights: add a [lora] table, or use "memory"')
-        if self.lora is not None and self.lora.base in ("nf4", "int8", "fp8"):
-            message = (
-                f'files do not hold {self.lora.base}, so model.hold = "map" cannot read it: use "bf16" or "memory"'
-            )
-            raise _mistake("lora.base", message)
-        return self
-
-    @model_validator(mode="after")
-    def _method(self) -> "Config":
-        if self.train.method == "full" and self.lora is not None and self.lora.base != "bf16":
-            message = 'only frozen weights can be quantized: remove it, or remove train.method = "full"'
-            raise _mistake("lora.base", message)
-        if self.train.method == "full" and self.lora is not None:
-            message = 'a [lora] table trains adapters: write "lora", or remove the table'
-            raise _mistake("train.method", message)
-        if self.lora is not None and not self.lora.target_modules and not self.lora.target_parameters:
-            message = 'must be text, or a list such as ["q_proj", "v_proj"], unless lora.target_parameters is set'
-            raise _mistake("lora.target_modules", message)
-        if self.adapters is not None and self.train.freeze:
-            message = "with adapters all weights are frozen except lora.modules_to_save: remove this key"
-            raise _mistake("train.freeze", message)
+    def _relations(self) -> "Config":
+        if found := RULES.broken(self):
+            raise PydanticCustomError("conflicts", "values that cannot be used together", {"conflicts": found})
         return self
 
     @property
@@ -444,6 +320,150 @@ class Config(Section):
     def digest(self) -> str:
         """A short hash of all values, to tell configs apart."""
         return sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+_VALIDATION = ("data.val", "data.val_size")
+_NO_VALIDATION = "needs a validation set: set data.val_size, or add [[data.val]]"
+
+
+def _divides(config: Config) -> bool:
+    sequences, part = config.train.global_batch_size, config.train.micro_batch_size
+    return part != "auto" and sequences % part == 0
+
+
+@RULES.about("train.global_batch_size", "train.micro_batch_size")
+def _batch(config: Config) -> Found:
+    sequences, part = config.train.global_batch_size, config.train.micro_batch_size
+    if part != "auto" and sequences % part:
+        yield "train.global_batch_size", f"{sequences} is not a multiple of train.micro_batch_size, {part}"
+
+
+@RULES.about("optim.warmup_steps", "optim.lr_scheduler_type")
+def _warmup(config: Config) -> Found:
+    steps = config.optim.warmup_steps
+    if steps > 1 and steps % 1:
+        yield "optim.warmup_steps", f"{steps} is neither a whole number of steps nor a fraction below 1"
+    elif steps and config.optim.lr_scheduler_type == "constant":
+        yield (
+            "optim.lr_scheduler_type",
+            '"constant" has no warm-up: write "constant_with_warmup", or optim.warmup_steps = 0',
+        )
+
+
+@RULES.about("engine.round_size", "train.global_batch_size", "train.micro_batch_size")
+def _rounds(config: Config) -> Found:
+    size = config.engine.round_size
+    if size not in (None, "auto") and _divides(config) and config.train.micro_batches % size:
+        yield "engine.round_size", f"{size} does not divide the {config.train.micro_batches} micro-batches of a step"
+
+
+@RULES.about("engine.replicas", "engine.round_size", "train.global_batch_size", "train.micro_batch_size")
+def _replicas(config: Config) -> Found:
+    replicas, size = config.engine.replicas, config.engine.round_size
+    if replicas == "auto" or size == "auto" or not _divides(config):
+        return
+    count = config.train.micro_batches
+    if size is None and count % replicas:
+        yield "engine.replicas", f"{replicas} does not divide the {count} micro-batches of a step"
+    if size is not None and count % size == 0 and count % (replicas * size):
+        yield (
+            "engine.replicas",
+            f"{replicas} does not divide the rounds of a step: {count // size}, by engine.round_size",
+        )
+
+
+@RULES.about(*_VALIDATION)
+def _one_validation(config: Config) -> Found:
+    if config.data.val and config.data.val_size:
+        yield "data.val_size", "cannot be used with [[data.val]] tables: remove one of them"
+
+
+@RULES.about(*_VALIDATION, "train.eval_steps", "train.early_stopping_patience")
+def _evaluated(config: Config) -> Found:
+    train = config.train
+    if not (config.data.val or config.data.val_size):
+        for key in ("eval_steps", "early_stopping_patience"):
+            if getattr(train, key):
+                yield f"train.{key}", _NO_VALIDATION
+    elif train.early_stopping_patience and not train.eval_steps:
+        yield "train.early_stopping_patience", "needs train.eval_steps: set how often to evaluate"
+
+
+@RULES.about(*_VALIDATION, "save.load_best_model_at_end", "save.save_steps", "train.eval_steps")
+def _best(config: Config) -> Found:
+    key, steps, every = "save.load_best_model_at_end", config.save.save_steps, config.train.eval_steps
+    if not config.save.load_best_model_at_end:
+        return
+    if not (config.data.val or config.data.val_size):
+        yield key, _NO_VALIDATION
+    elif not (steps and every) or steps % every:
+        yield key, "every checkpoint must be evaluated: set save.save_steps to a multiple of train.eval_steps"
+
+
+@RULES.about("model.dtype", "optim.moments", "engine.reduce_dtype")
+def _float64(config: Config) -> Found:
+    if config.model.dtype == "float64":
+        for key, given, only in (
+            ("optim.moments", config.optim.moments, "fp32"),
+            ("engine.reduce_dtype", config.engine.reduce_dtype, "float32"),
+        ):
+            if given != only:
+                yield key, f'"{given}" is not for models in float64: remove it, or set model.dtype'
+
+
+@RULES.about("model.dtype", "engine.fp16_accumulation", "optim.loss_scale", "optim.loss_scale_steps")
+def _float16(config: Config) -> Found:
+    if config.model.dtype != "float16":
+        for key, given, default in (
+            ("engine.fp16_accumulation", config.engine.fp16_accumulation, False),
+            ("optim.loss_scale", config.optim.loss_scale, LOSS_SCALE),
+            ("optim.loss_scale_steps", config.optim.loss_scale_steps, LOSS_SCALE_STEPS),
+        ):
+            if given != default:
+                yield key, 'is only for model.dtype = "float16": remove it, or set model.dtype'
+
+
+@RULES.about("model.dtype", "engine.fp8")
+def _fp8(config: Config) -> Found:
+    if config.engine.fp8 and config.model.dtype not in ("bfloat16", "float32"):
+        yield "engine.fp8", f'is for models in bfloat16 or float32, and model.dtype is "{config.model.dtype}"'
+
+
+@RULES.about("model.hold", "train.method", "train.freeze", "lora.base")
+def _hold(config: Config) -> Found:
+    if config.model.hold == "memory":
+        return
+    if config.adapters is None and not config.train.freeze:
+        yield "model.hold", '"map" needs frozen weights: add a [lora] table, or use "memory"'
+    if config.lora is not None and config.lora.base in ("nf4", "int8", "fp8"):
+        yield (
+            "lora.base",
+            f'files do not hold {config.lora.base}, so model.hold = "map" cannot read it: use "bf16" or "memory"',
+        )
+
+
+@RULES.about("train.method", "lora.base")
+def _method(config: Config) -> Found:
+    if config.train.method == "full" and config.lora is not None:
+        if config.lora.base != "bf16":
+            yield "lora.base", 'only frozen weights can be quantized: remove it, or remove train.method = "full"'
+        else:
+            yield "train.method", 'a [lora] table trains adapters: write "lora", or remove the table'
+
+
+@RULES.about("lora.target_modules", "lora.target_parameters")
+def _targets(config: Config) -> Found:
+    if config.lora is not None and not config.lora.target_modules and not config.lora.target_parameters:
+        yield (
+            "lora.target_modules",
+            'must be text, or a list such as ["q_proj", "v_proj"], unless lora.target_parameters is set',
+        )
+
+
+@RULES.about("train.method", "train.freeze")
+def _frozen(config: Config) -> Found:
+    if config.adapters is not None and config.train.freeze:
+        yield "train.freeze", "with adapters all weights are frozen except lora.modules_to_save: remove this key"
 
 
 def keys() -> dict[str, FieldInfo]:

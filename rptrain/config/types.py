@@ -14,6 +14,7 @@ MOST_WORKERS = 1024  # on the CPU
 LONGEST_NAME = 200  # bytes of the name of a folder, for which file systems allow 255; runs and exports add to it
 MAX_COUNT = 10**9  # steps, sequences, tokens, ranks; factor of an adapter
 
+# G is GiB, as for Slurm, Docker and Java; GB is 10^9 bytes.
 UNITS = {"B": 1} | {
     f"{prefix}{suffix}": base**power
     for suffix, base in (("iB", 1024), ("B", 1000))
@@ -22,13 +23,16 @@ UNITS = {"B": 1} | {
 
 
 def parse_size(value: object) -> object:
-    """Bytes from a text such as "24GiB", "24 GB" or "512MiB"; other values are returned unchanged."""
+    """Bytes from a text such as "24GiB", "24G" (the same), "24 GB" or "512MiB", in any case; other values are returned
+    unchanged.
+    """
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([kmgt]?i?b)", value.strip().lower())
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([kmgt](?:i?b|i)?|b)", value.strip().lower())
     units = {name.lower(): unit for name, unit in UNITS.items()}
-    if match is None or match[2] not in units:
-        raise ValueError('must be a size such as "24GiB", "24 GB", or a number of bytes')
+    units |= {short: units[f"{prefix}ib"] for prefix in "kmgt" for short in (prefix, f"{prefix}i")}
+    if match is None:
+        raise ValueError('must be a size such as "24GiB", "24G", "24 GB", or a number of bytes')
     return round(float(match[1]) * units[match[2]])
 
 

@@ -57,8 +57,8 @@ class MachineFlags:
         try:
             return hardware.here(config.engine)
         except UserError as error:
-            other = f"--gpus 8 --card {DEFAULT_CARD} plans for a machine that is not here"
-            raise UserError(f"{error}; engine.devices=auto {other}") from None
+            other = f"`rptrain plan … engine.devices=auto --gpus 8 --card {DEFAULT_CARD}` plans for another machine"
+            raise UserError(f"{error}; {other}") from None
 
 
 def _devices_here(config: Config) -> bool:
@@ -103,7 +103,7 @@ def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
         except ValueError:
             found = 0
         assert found is None or isinstance(found, int)
-        if found == 0:
+        if found == 0 or (flag == "pcie" and text is not None and text[-1:] not in "Bb"):  # 25G/s could be bits
             mistakes.append(f"--{flag} must be a size such as {example}, not {text!r}")
         return found
 

@@ -2,7 +2,7 @@
 
 import errno
 
-from rptrain.utils.text import as_message
+from rptrain.utils.text import LINES, as_message
 
 # What to do about what the system says is wrong with a path that was given. Its other errors are a disk's.
 _PATH_ADVICE = {
@@ -25,11 +25,11 @@ _ADVICE = {
 class UserError(ValueError):
     """A mistake in the input. The message says what is wrong and what to do; commands exit with status 2.
 
-    It may quote input as it is: `as_message` makes it fit for a terminal.
+    It may quote input as it is: `as_message` makes it fit for a terminal, in at most `lines` lines.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(as_message(message))
+    def __init__(self, message: str, lines: int = LINES) -> None:
+        super().__init__(as_message(message, lines))
 
 
 class TrainingError(RuntimeError):

@@ -36,13 +36,13 @@ def one_line(text: str) -> str:
     return text.translate(_LINE_PICTURES)
 
 
-def as_message(text: str) -> str:
-    """Text as a message: control characters replaced, and at most LINES lines of at most LINE characters.
+def as_message(text: str, most: int = LINES) -> str:
+    """Text as a message: control characters replaced, and at most `most` lines of at most LINE characters.
 
     The middle of a longer line, and lines after the last one, are counted instead: "… 9,123 more characters …", "… and
     14 more lines". A message within another message keeps its counts, and a message stays as it is.
     """
-    first, more = _split(text)
+    first, more = _split(text, most)
     lines = [_cut(line).translate(_PICTURES) for line in first]
     if more:
         lines.append(more_lines(more))
@@ -54,10 +54,10 @@ def more_lines(number: int) -> str:
     return f"… and {counted(number, 'more line')}"
 
 
-def _split(text: str) -> tuple[list[str], int]:
+def _split(text: str, most: int) -> tuple[list[str], int]:
     """The first lines, and the number of the others."""
-    first = text.split("\n", LINES)
-    if len(first) <= LINES:
+    first = text.split("\n", most)
+    if len(first) <= most:
         return first, 0
     others = first.pop()
     more, last = others.count("\n"), others.rpartition("\n")[2]

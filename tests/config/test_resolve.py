@@ -58,6 +58,11 @@ def test_digest_tells_configs_apart(folder):
         ("512MiB", 512 * 2**20),
         ("1.5gib", 3 * 2**29),
         ("7B", 7),
+        ("256G", 256 * 2**30),
+        ("256g", 256 * 2**30),
+        ("24gb", 24 * 10**9),
+        ("24 Gi", 24 * 2**30),
+        ("1T", 2**40),
         (1000, 1000),
     ],
 )
@@ -70,7 +75,7 @@ def test_sizes_print_short():
     assert [format_size(size) for size in (24 * 2**30, 24 * 10**9, 1001)] == ["24GiB", "24GB", "1001B"]
 
 
-@pytest.mark.parametrize("text", ["24", "GiB", "24Gi", "24ib", "-1GB", "1e3GB", ""])
+@pytest.mark.parametrize("text", ["24", "GiB", "24ib", "24i", "24 gibi", "-1GB", "1e3GB", ""])
 def test_sizes_that_are_none(text):
     with pytest.raises(ValueError, match="24GiB"):
         parse_size(text)

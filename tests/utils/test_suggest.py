@@ -1,6 +1,8 @@
 """Suggestions for words that are not known."""
 
-from rptrain.utils.suggest import LONGEST, nearest
+import pytest
+
+from rptrain.utils.suggest import LONGEST, edits, nearest, typo_of
 
 
 def test_the_nearest_words():
@@ -10,3 +12,24 @@ def test_the_nearest_words():
 
 def test_a_long_word_is_compared_by_its_beginning():
     assert nearest("x" * LONGEST + "y" * 10_000_000, ["x" * LONGEST]) == ["x" * LONGEST]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "count"),
+    [
+        ("seed", "seed", 0),
+        ("sed", "seed", 1),
+        ("esed", "seed", 1),
+        ("bias", "base", 2),
+        ("", "abc", 3),
+        ("ca", "abc", 3),
+    ],
+)
+def test_edits(first, second, count):
+    assert edits(first, second) == edits(second, first) == count
+
+
+def test_a_word_of_another_meaning_is_no_typo():
+    assert typo_of("weigth", ["path", "weight"]) == "weight" and typo_of("grdient_norm", ["gradient_norm"])
+    for word, known in (("type", "path"), ("bias", "base"), ("steps", "eps"), ("lr", "r"), ("fp4", "fp8")):
+        assert typo_of(word, [known]) is None
