@@ -217,26 +217,90 @@ def test_warnings_are_messages():
 # --dry-run
 
 
-def test_dry_run_shows_the_config_and_its_origins(trained):
+@pytest.fixture
+def tiny(folder: Path) -> None:
+    """The model of the config exists."""
+    (folder / "c.toml").write_text(CONFIG.replace('"m"', '"tiny-tasks"'))
+
+
+def test_dry_run_shows_the_config_and_its_origins(trained, tiny):
     result = run("--config", "c.toml", "--dry-run", "train.seed=3")
     assert result.exit_code == 0 and trained == []
     assert result.stdout.startswith("# a new run\n")
     assert tomllib.loads(result.stdout)["train"]["seed"] == 3
-    assert "seed = 3 # command line" in result.stdout and 'path = "m" # c.toml:2' in result.stdout
+    assert "seed = 3 # command line" in result.stdout and 'path = "tiny-tasks" # c.toml:2' in result.stdout
     assert not Path("runs").exists()
 
 
-def test_dry_run_as_json():
+def test_dry_run_as_json(tiny):
     result = run("--config", "c.toml", "--dry-run", "--json", "engine.vram_limit=8GiB")
     shown = json.loads(result.stdout)
     assert shown["config"]["engine"]["vram_limit"] == "8GiB"
     assert shown["origins"]["model.path"] == "c.toml:2" and shown["resumes"] is None
 
 
-def test_dry_run_says_what_would_be_resumed():
+@pytest.mark.parametrize("command", [["plan"], ["--dry-run"]], ids=["plan", "dry-run"])
+def test_dry_run_and_plan_report_all_mistakes_with_their_places(folder, command, monkeypatch):
+    monkeypatch.setattr("rptrain.planner.refusals.find_spec", lambda name: None)
+    (folder / "rows.jsonl").write_text('{"question": 1}\n')
+    (folder / "c.toml").write_text(
+        '[model]\npath = "m"\n[[data.train]]\npath = "none.jsonl"\n[[data.train]]\npath = "rows.jsonl"\n'
+        '[[data.val]]\npath = "gone.jsonl"\n[data]\nchat_template = "none.jinja"\ncache_dir = "c.toml"\n'
+        '[lora]\nadapter = "none"\n[log]\nreport_to = ["wandb"]\n'
+    )
+    result = run(*command, "--config", "c.toml", "engine.devices=cuda:9", "save.output_dir=c.toml")
+    assert (result.exit_code, result.stdout) == (2, ""), result.stdout
+    head, *lines = result.stderr.splitlines()
+    assert head == "10 mistakes in the config"
+    for line, (place, words) in zip(
+        lines,
+        [
+            ("c.toml:2", "no model 'm'"),
+            ("c.toml:4", "none.jsonl: no such data file"),
+            ("c.toml:6", "no known data format"),
+            ("c.toml:8", "gone.jsonl: no such data file"),
+            ("c.toml:10", "none.jinja is neither"),
+            ("c.toml:11", "the token cache cannot be written"),
+            ("c.toml:13", "none is not an adapter"),
+            ("c.toml:15", "wandb is not installed"),
+            ("command line, engine.devices", "this machine has"),
+            ("command line, save.output_dir", "cannot create a run"),
+        ],
+        strict=True,
+    ):
+        assert line.startswith(f"  {place}: ") and words in line
+    assert sorted(path.name for path in folder.iterdir()) == ["c.toml", "rows.jsonl"]
+
+
+def test_a_dry_run_that_does_not_fit_ends_with_2_and_with_advice(tiny):
+    result = run("--config", "c.toml", "--dry-run", "engine.host_limit=1MiB", "data.train.0.path=none.jsonl")
+    assert (result.exit_code, result.stdout) == (2, "")
+    first, second, *advice = result.stderr.splitlines()[1:]
+    assert first.startswith("  command line, data.train.0.path: none.jsonl: no such data file")
+    assert second.startswith("  command line, engine.host_limit: the run needs ") and advice
+
+
+def test_dry_run_says_what_would_be_resumed(tiny):
     begun, _ = begin(resolve("c.toml"), None)
     write_checkpoint(begun.checkpoint_path(4))
     assert run("--config", "c.toml", "--dry-run").stdout.startswith("# resumes runs/c/checkpoints/checkpoint-4\n")
+
+
+# Ways to ask for help
+
+
+def test_short_options():
+    for given, words in (("-h", "Usage"), ("train -h", "--dry-run"), ("-V", "rptrain "), ("data -h", "clean")):
+        shown = run(*given.split())
+        assert shown.exit_code == 0 and words in shown.stdout
+
+
+@pytest.mark.parametrize("name", ["c.yaml", "c.yml", "c.json", "c.py"])
+def test_a_config_of_another_trainer_is_refused_by_name(folder, trained, name):
+    (folder / name).write_text("{" if name == "c.json" else "a: 1\n")
+    for given in ([name], ["--config", name], [name, "train.seed=1"]):
+        result = run(*given)
+        assert (result.exit_code, trained) == (2, []) and f"{name} is " in result.stderr and "TOML" in result.stderr
 
 
 # The other commands
@@ -457,31 +521,30 @@ def python(*arguments: str, cwd: Path) -> SimpleNamespace:
     return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
-DRY = """
+MISTAKE = """
 import signal
 import sys
 from rptrain import cli
 before = [name for name in ("torch", "transformers", "numpy", "tomlkit", "textual") if name in sys.modules]
-sys.argv = ["rptrain", "--config", "c.toml", "--dry-run"]
+sys.argv = ["rptrain", "--config", "c.toml", "train.sed=3"]
 try:
     cli.main()
 except SystemExit as exit:
-    assert not exit.code, exit.code
+    assert exit.code == 2, exit.code
 after = [name for name in ("torch", "transformers", "numpy", "textual") if name in sys.modules]
 print(before, after)
 """
 
 
-def test_a_dry_run_imports_nothing_heavy(folder):
-    result = python("-c", DRY, cwd=folder)
+def test_a_mistake_in_the_config_imports_nothing_heavy(folder):
+    result = python("-c", MISTAKE, cwd=folder)
     assert result.code == 0, result.err
     assert result.out.splitlines()[-1] == "[] []"
 
 
 def test_python_m_in_the_repository_root():
-    result = python("-m", "rptrain", "--config", "rptrain.toml", "--dry-run", "save.resume=never", cwd=ROOT)
-    assert result.code == 0, result.err
-    assert 'path = "tiny-tasks"' in result.out
+    result = python("-m", "rptrain", "--config", "rptrain.toml", "train.sed=3", cwd=ROOT)
+    assert (result.code, result.out) == (2, "") and "did you mean `train.seed`?" in result.err
 
 
 GUARD = """

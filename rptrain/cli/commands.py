@@ -37,6 +37,7 @@ app = typer.Typer(
     "rptrain, with nothing after it, opens the interface. rptrain FILE.toml opens it on that config file; without a "
     "terminal, it trains as the file says.\n\n"
     "rptrain --config FILE [key=value …] trains as the file says; it is short for rptrain train.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -54,7 +55,7 @@ def run(given: list[str]) -> None:
             stream.reconfigure(errors="backslashreplace")
     assert logging.lastResort is not None  # shows warnings on stderr, also above the bar of progress
     logging.lastResort.setFormatter(MessageFormatter())
-    planning = given[:1] == ["plan"]
+    planning = given[:1] == ["plan"] or "--dry-run" in given
     rptrain.kernels.with_triton = not planning  # a plan computes nothing, and Triton takes 0.2 s to import
     with ending_at_once() if planning else nullcontext():
         try:

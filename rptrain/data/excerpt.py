@@ -122,6 +122,19 @@ def excerpt(source: TrainSet, data: Data, tokenizer: Any, limits: Limits) -> Exc
     return Excerpt(source, parts, len(files), sum(state.nbytes for state in states), share)
 
 
+def check_readable(source: TrainSet, data: Data) -> None:
+    """What `excerpt` refuses that can be found out without a tokenizer: UserError if a file or split does not exist, or
+    if the format of its first rows is unknown.
+    """
+    if source.path == RANDOM:
+        return
+    if source.path.startswith("builtin:"):
+        questions_of(source)
+        return
+    for file in choose(source.path, source.split, follow_links=data.follow_links).files[:FILES]:
+        next(formats.read(file, source.format, rows=1), None)
+
+
 def are_tokenized(sources: Sequence[TrainSet], data: Data, tokenizer: Any) -> bool:
     """Whether the tokens of all files of these sets are in the cache. For files that take long to hash: whether the
     cache has any tokens. Raises UserError as `excerpt`, or OSError.

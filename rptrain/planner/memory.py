@@ -3,7 +3,7 @@
 import os
 import resource
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, prod
 from pathlib import Path
@@ -124,15 +124,20 @@ class MemoryPlan:
     def fits(self) -> bool:
         return not any(place.missing for place in self.places)
 
-    def check(self, *, resumed: bool) -> None:
-        """Raises UserError if host or disk is too small. Plans always fit the GPUs. A `resumed` run keeps its folder
+    def problems(self, *, resumed: bool) -> Iterator[tuple[Kind, str]]:
+        """What is too small of host and disk, in words. Plans always fit the GPUs. A `resumed` run keeps its folder
         and most settings.
         """
         for place in (self.host, self.disk):
             if place is not None and place.missing:
                 use, *remedies = USES[place.kind]
                 needed, remedy = format_bytes(place.total), remedies[resumed]
-                raise UserError(f"the run needs {needed} of {place.kind} for {use}, but {place.allowed}{remedy}")
+                yield place.kind, f"the run needs {needed} of {place.kind} for {use}, but {place.allowed}{remedy}"
+
+    def check(self, *, resumed: bool) -> None:
+        """Raises UserError with all `problems`."""
+        if found := [text for _, text in self.problems(resumed=resumed)]:
+            raise UserError("\n".join(found))
 
 
 def plan_run(

@@ -21,17 +21,28 @@ from rptrain.utils.errors import UserError
 
 def training_model(config: Config) -> tuple[Path, ModelSpec]:
     """The model's directory and spec. Raises UserError if there is none, or if [train] or [lora] does not fit it."""
+    model_dir, spec = base_model(config)
+    return model_dir, as_trained(spec, config)
+
+
+def base_model(config: Config) -> tuple[Path, ModelSpec]:
+    """The directory of the model that the config names, and its spec. Raises UserError if there is none."""
     model_dir = registry.locate(config.model.path)
     if starts_from_files(config, model_dir):
         described = pretrained.model_config(model_dir)
     else:
         described = registry.text_only(registry.read_config(model_dir))
-    spec = balanced(registry.build(described), config.train.router_aux_loss_coef)
+    return model_dir, registry.build(described)
+
+
+def as_trained(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The spec of a base model with adapters or frozen weights. Raises UserError if [train] or [lora] does not fit."""
+    spec = balanced(spec, config.train.router_aux_loss_coef)
     if config.adapters is not None:
         spec = with_base(with_lora(spec, lora_settings(config.adapters)), config.adapters.base)
     else:
         spec = freeze(spec, config.train.freeze)
-    return model_dir, with_fp8(spec) if config.engine.fp8 else spec
+    return with_fp8(spec) if config.engine.fp8 else spec
 
 
 def for_hardware(spec: ModelSpec, config: Config, hardware: Hardware) -> ModelSpec:

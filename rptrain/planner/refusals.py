@@ -16,14 +16,15 @@ from rptrain.checkpoint.atomic_dir import REPLACED, beside
 from rptrain.checkpoint.base_files import check_base_files, check_links
 from rptrain.checkpoint.export import check_names
 from rptrain.config.resolve import Resolved
-from rptrain.config.schema import Config
+from rptrain.config.schema import Config, TrainSet
 from rptrain.data import padding, plan_cache
 from rptrain.data.amount import Amount, amount_of, is_supervised, warnings_of
 from rptrain.data.cache import check_folder, default_folder
 from rptrain.data.datasets import check_vocabulary, find_tokenizer
-from rptrain.data.excerpt import PLANNING, Excerpt, are_tokenized, excerpt
-from rptrain.data.loader import is_file_set
+from rptrain.data.excerpt import PLANNING, Excerpt, are_tokenized, check_readable, excerpt
+from rptrain.data.loader import RANDOM, is_file_set
 from rptrain.data.plan_cache import DataChecks
+from rptrain.data.template import load_template
 from rptrain.inference import evaluate
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.pretrained import WeightFiles
@@ -38,10 +39,16 @@ CODE = (__file__, evaluate.__file__, eos.__file__)  # checks of data are here, t
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a run would not start, and the key that this is about."""
+    """Why a run would not start, the key that this is about, and where that is set (see `Resolved.place`)."""
 
     key: str
     message: str
+    place: str
+
+    @property
+    def text(self) -> str:
+        """The message after a place, which may name the key already."""
+        return self.message.removeprefix(f"{self.key}: ") if self.place.endswith(f", {self.key}") else self.message
 
 
 @dataclass(frozen=True)
@@ -55,15 +62,13 @@ class Readiness:
 
 def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -> Readiness:
     """Checks a run on this machine. `config`: that of `resolved`, without "auto"."""
-    checks, padding_row = _Checks(), None
+    checks, padding_row = Checks(resolved), None
     checks.make("log.report_to", check_trackers, config.log.report_to)
     with checks.about("save.resume"):
         resumed = _resumed(resolved)
         if resumed is None or forks(*resumed):
             checks.make("save.output_dir", check_creatable, config.save.output_dir, config.log.run_name or "run")
-        checks.make("model.path", check_base_files, model_dir)
-        if not config.model.follow_links:
-            checks.make("model.path", check_links, model_dir)
+        check_other_files(config, model_dir, checks)
         if resumed is None or spec.frozen or spec.carried:
             with checks.about("model.path"):
                 files = find_files(config, model_dir, spec)
@@ -74,14 +79,15 @@ def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -
             checks.make("model.path", padding.check, spec, model_dir)
             padding_row = padding.trained_without(spec)
     checks.make("data.cache_dir", check_token_cache, config, model_dir)
-    data = _data_checks(config, model_dir, spec, padding_row, checks)
+    data = check_data(config, model_dir, spec, padding_row, checks)
     return Readiness(tuple(checks.refusals), data.warnings, data.amount)
 
 
-class _Checks:
+class Checks:
     """Collects what checks refuse."""
 
-    def __init__(self) -> None:
+    def __init__(self, resolved: Resolved) -> None:
+        self._resolved = resolved
         self.refusals: list[Refusal] = []
 
     @contextmanager
@@ -90,16 +96,22 @@ class _Checks:
         try:
             yield
         except (UserError, OSError) as error:
-            self.refusals.append(Refusal(key, str(explained(error) if isinstance(error, OSError) else error)))
+            message = str(explained(error) if isinstance(error, OSError) else error)
+            self.refusals.append(Refusal(key, message, self._resolved.place(key)))
 
     def make(self, key: str, check: Callable[..., object], *given: Any) -> None:
         with self.about(key):
             check(*given)
 
 
-def _data_checks(
-    config: Config, model_dir: Path, spec: ModelSpec, padding_row: int | None, checks: _Checks
-) -> DataChecks:
+def check_other_files(config: Config, model_dir: Path, checks: Checks) -> None:
+    """Checks what checkpoints and exports copy from the model's folder."""
+    checks.make("model.path", check_base_files, model_dir)
+    if not config.model.follow_links:
+        checks.make("model.path", check_links, model_dir)
+
+
+def check_data(config: Config, model_dir: Path, spec: ModelSpec, padding_row: int | None, checks: Checks) -> DataChecks:
     """The checks of an earlier plan of the same data and tokenizer, or else those of this one."""
     path = None
     with suppress(UserError, OSError):  # of files that the checks below read, too
@@ -107,8 +119,15 @@ def _data_checks(
     if path and (found := plan_cache.load(path)):
         return found
     refused, warnings, amount, read = len(checks.refusals), list[str](), None, list[Excerpt]()
+    tokenizer = None
+    checks.make("data.chat_template", check_template, config)
+    if len(checks.refusals) == refused:
+        with checks.about("model.path"):
+            tokenizer = find_tokenizer(config, model_dir)
+    if len(checks.refusals) > refused:  # rows are not tokenized without a template and a tokenizer
+        look_at_files(config, checks)
+        return DataChecks((), None)
     with checks.about("model.path"):
-        tokenizer = find_tokenizer(config, model_dir)
         own_eos = eos.eos_ids(model_dir, spec.config, tokenizer)
         if config.eval.questions:
             checks.make("eval.questions", evaluate.check_questions, tokenizer)
@@ -119,6 +138,25 @@ def _data_checks(
     return found
 
 
+def data_sets(config: Config) -> list[tuple[str, TrainSet]]:
+    """The data sets of a config, with the keys of their paths."""
+    sets = ("train", config.data.train), ("val", config.data.val)
+    return [(f"data.{name}.{number}.path", source) for name, found in sets for number, source in enumerate(found)]
+
+
+def look_at_files(config: Config, checks: Checks) -> None:
+    """Checks what can be found out about data sets without a tokenizer."""
+    for key, source in data_sets(config):
+        checks.make(key, check_readable, source, config.data)
+
+
+def check_template(config: Config) -> None:
+    """UserError if data.chat_template is needed, and neither a template nor the name of one."""
+    needed = config.eval.questions or any(source.path != RANDOM for _, source in data_sets(config))
+    if needed and config.data.chat_template is not None:
+        load_template(None, config.data.chat_template)
+
+
 def _look_at_data(
     config: Config,
     model_dir: Path,
@@ -126,23 +164,20 @@ def _look_at_data(
     tokenizer: Any,
     own_eos: frozenset[int],
     padding_row: int | None,
-    checks: _Checks,
+    checks: Checks,
     warnings: list[str],
     read: list[Excerpt],
 ) -> Amount | None:
     """Checks the first rows of every data set, which are added to `read`; the amount of the training sets."""
     found, held_out = list[Excerpt](), list[Excerpt]()
-    for name, sources in (("train", config.data.train), ("val", config.data.val)):
-        for number, source in enumerate(sources):
-            with checks.about(f"data.{name}.{number}.path"):
-                one = excerpt(source, config.data, tokenizer, PLANNING)
-                read.append(one)
-                if warning := one.check(config.data.max_bad_rows):
-                    warnings.append(warning)
-                check_vocabulary(
-                    max((part.stream.largest for part in one.parts), default=-1), spec.vocab_size, model_dir
-                )
-                (found if name == "train" else held_out).append(one)
+    for key, source in data_sets(config):
+        with checks.about(key):
+            one = excerpt(source, config.data, tokenizer, PLANNING)
+            read.append(one)
+            if warning := one.check(config.data.max_bad_rows):
+                warnings.append(warning)
+            check_vocabulary(max((part.stream.largest for part in one.parts), default=-1), spec.vocab_size, model_dir)
+            (found if key.startswith("data.train.") else held_out).append(one)
     if any(one.parts for one in held_out):
         with checks.about("data.val.0.path"):
             is_supervised(config, held_out)
@@ -161,13 +196,15 @@ def _look_at_data(
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """UserError if a tracker is not installed."""
-    for name in names:
-        if find_spec(TRACKERS[name]) is None:
-            raise UserError(
+    """UserError if trackers are not installed."""
+    if missing := [name for name in names if find_spec(TRACKERS[name]) is None]:
+        raise UserError(
+            "\n".join(
                 f'log.report_to names "{name}", but {TRACKERS[name]} is not installed: pip install "rptrain[{name}]", '
                 "or remove it from log.report_to"
+                for name in missing
             )
+        )
 
 
 def check_token_cache(config: Config, model_dir: Path) -> None:

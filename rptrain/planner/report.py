@@ -4,7 +4,8 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
 
     fits         whether the run can start: every memory with a known limit is large enough, and nothing refuses the run
     problem      why there is no plan, in words; null where there is one
-    refusals     what else would refuse the run (key, message): missing data, no tokenizer, …; empty for another machine
+    refusals     what else would refuse the run (key, message, place): missing data, no tokenizer, …; empty for another
+                 machine. place is "file:line", "command line, KEY", or the config file if the key is not set
     warnings     what the run would do that is probably not meant, as sentences
     data_warnings those of them that are about rows of the data
     model        path, architecture, parameters, layers (the head is one), base (lora.base, or null)
@@ -48,6 +49,7 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
 """
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,7 @@ from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, with_save
 from rptrain.planner.model import find_files, for_hardware, trained_shape, training_model
 from rptrain.planner.network import Nodes
 from rptrain.planner.past_speed import PastSpeed, past_speed
+from rptrain.planner.preflight import machine_and_model
 from rptrain.planner.product_types import ProductType, product_types, suggested
 from rptrain.planner.refusals import Readiness, look
 from rptrain.planner.scaling import Scaling, scaling
@@ -235,17 +238,24 @@ def report(
 
     With several `nodes`, the plan is that of one of them: of those with the most groups of replicas.
 
-    Raises UserError for mistakes in the model, in the config or in the flags, and if the times do not apply.
+    Raises UserError for mistakes in the flags, and if the times do not apply; and for a model or devices that cannot be
+    used, on this machine as a ConfigError with all other mistakes.
     """
     config = resolved.config
     source = None if timings is None else MeasuredRun.open(timings)
-    hardware = flags.machine(config, source.kinds if source else ())
+    if flags.given or source is not None or nodes is not None:
+        hardware = flags.machine(config, source.kinds if source else ())
+        model_dir, spec = training_model(config)
+    else:
+        hardware, model_dir, spec = machine_and_model(resolved)
     if nodes is not None:
         network = replace(hardware.machine, network=nodes.rate)
         hardware = replace(hardware, machine=network, process=(nodes.count - 1, nodes.count))
-    model_dir, spec = training_model(config)
     spec = for_hardware(spec, config, hardware)
-    files = find_files(config, model_dir, spec) if config.model.hold == "map" and hardware.here else None
+    files = None
+    if config.model.hold == "map" and hardware.here:
+        with suppress(UserError):  # which `look` reports
+            files = find_files(config, model_dir, spec)
     found = _unfinished(resolved) if hardware.here else None
     hardware = with_saved(hardware, found)
     if found is not None:

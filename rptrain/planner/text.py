@@ -66,7 +66,7 @@ def show(report: PlanReport, console: Console) -> None:
     for warning in report.warnings:
         console.print(Text(f"Warning: {warning}", style="yellow"))
     for refusal in report.readiness.refusals:
-        console.print(Text(f"The run cannot start: {refusal.message}", style="red"))
+        console.print(Text(f"The run cannot start: {refusal.place}: {refusal.text}", style="red"))
     if report.problem:
         console.print(Text(f"No plan fits: {report.problem}", style="red"))
     elif report.readiness.refusals and report.memory.fits:

@@ -59,7 +59,7 @@ def refusals(*overrides: str) -> dict[str, str]:
         (["data.train.0.path=empty.jsonl"], "data.train.0.path", "empty.jsonl: the file has no rows"),
         (["data.train.0.path=bad.jsonl"], "data.train.0.path", "no known data format"),
         (["data.val=[{path = 'none.jsonl'}]"], "data.val.0.path", "none.jsonl: no such"),
-        (["data.train.0.path=chats.jsonl", "data.chat_template=none.jinja"], "model.path", "none.jinja is neither"),
+        (["data.train.0.path=chats.jsonl", "data.chat_template=none.jinja"], "data.chat_template", "none.jinja is"),
         (["data.train.0.path=chats.jsonl", "data.overlong=error", "data.max_length=4"], "data.max_length", "longer"),
         (["data.train.0.path=chats.jsonl", "data.max_length=4"], "data.max_length", "no token of the data is super"),
         (["data.train.0.path=chats.jsonl", "data.max_length=99", "data.val_size=1"], "data.max_length", "val_size"),
@@ -119,8 +119,9 @@ def test_all_refusals_are_shown_at_once(folder: Path) -> None:
     overrides = "data.train.0.path=none.jsonl", "save.output_dir=run.toml/runs", "eval.questions=1"
     assert set(refusals(*overrides)) == {"data.train.0.path", "save.output_dir"}
     shown = " ".join(tools.invoke("plan", "--config", "run.toml", *overrides).stdout.split())
-    assert "The run cannot start: cannot create a run in run.toml/runs" in shown and "Its memory fits." in shown
-    assert "The run cannot start: none.jsonl: no such data file or folder" in shown
+    start = "The run cannot start: command line,"
+    assert f"{start} save.output_dir: cannot create a run in run.toml/runs" in shown and "Its memory fits." in shown
+    assert f"{start} data.train.0.path: none.jsonl: no such data file or folder" in shown
 
 
 def test_a_name_that_is_taken(folder: Path) -> None:

@@ -4,10 +4,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rptrain.config.errors import ConfigError
 from rptrain.config.resolve import resolve
 from rptrain.data.samples import FirstSamples, Page
 from rptrain.doctor.checks import Check
 from rptrain.tui.services.launch import NEW_RUN
+from rptrain.utils.errors import UserError
 
 SAMPLES = 3  # samples in a preview
 
@@ -37,7 +39,10 @@ def plan(path: Path, text: str) -> Planned:
     from rptrain.planner.report import report
     from rptrain.planner.text import describe
 
-    found = report(resolve(path, [NEW_RUN], text), MachineFlags())
+    try:
+        found = report(resolve(path, [NEW_RUN], text), MachineFlags())
+    except ConfigError as error:  # the form has no lines
+        raise UserError("\n".join(f"· {message}" for _, message in error.mistakes)) from None
     stages = describe(found.run.plan.stages) if found.run else ""
     return Planned(found.to_dict(), stages, str(found.advice))
 
