@@ -3,8 +3,11 @@
 import signal
 import sys
 
+from rptrain.utils.descriptors import open_missing_streams
+
 
 def main() -> None:
+    open_missing_streams()
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupted import would show a traceback
     from rptrain.cli.argv import OPEN, arguments
     from rptrain.runs.signals import PROCESS
