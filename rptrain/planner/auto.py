@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import isqrt
+from math import isqrt, prod
 from typing import Any
 
 from rptrain.config.resolve import Resolved
@@ -15,7 +15,7 @@ from rptrain.planner.memory import MemoryPlan, least_memory, plan_run
 from rptrain.utils.errors import UserError
 
 MICRO_BATCHES = 256  # micro-batches per step: more and smaller ones are tried only if nothing else fits
-ROUNDS = (1, 2, 4)  # of each group of devices
+ROUNDS = (1, 2, 4)  # of each group of devices; more and smaller ones only if nothing else fits
 WORTH = 0.005  # a later choice must shorten the step by this fraction
 
 
@@ -74,8 +74,8 @@ def plan_auto(
         best = search_auto(config, hardware.devices, plan, hardware.process[1], lower_bound)
         return best, found[_values(best)]
     except UserError:
-        choices = _choices(config, hardware.devices, hardware.process[1])
-        return min(filter(hardware.divisible, choices), key=missing, default=choices[0]), None
+        few, more = (_choices(config, hardware.devices, hardware.process[1], few=few) for few in (True, False))
+        return min(filter(hardware.divisible, (*few, *more)), key=missing, default=few[0]), None
 
 
 def search_auto(
@@ -92,26 +92,34 @@ def search_auto(
     `plan` makes the plan of a config with numbers, and raises UserError if it does not fit; `lower_bound` gives a lower
     bound of its period, and choices that it rules out are not planned. Among about equally fast
     choices the first wins: few groups of devices (with LoRA, whose gradients are small, many), few rounds, and large
-    micro-batches, one more of them than devices, so that handing over between devices costs nothing. If nothing fits,
-    the UserError of the smallest choice is raised.
+    micro-batches, one more of them than devices, so that handing over between devices costs nothing. If none of them
+    fits, the first choice in other numbers of rounds that fits is taken, and if nothing fits, the UserError of the
+    smallest choice is raised.
     """
-    best: tuple[float, Config] | None = None
     refusals: dict[int, UserError] = {}
+
+    def period(choice: Config, most: float | None = None) -> float | None:
+        """The period of a choice; None if it does not fit, or if its lower bound is `most` or more."""
+        try:
+            ruled_out = most is not None and lower_bound(choice) >= most
+            return None if ruled_out else plan(choice).estimate.period
+        except UserError as error:
+            refusals[choice.train.sequences] = error
+            return None
+
+    best: tuple[float, Config] | None = None
     for choice in _choices(config, devices, processes):
         if best is not None and choice.train.micro_batches > MICRO_BATCHES:
             break
-        try:
-            if best is not None and lower_bound(choice) >= best[0]:
-                continue
-            period = plan(choice).estimate.period
-        except UserError as error:
-            refusals[choice.train.sequences] = error
-            continue
-        if best is None or period < best[0] * (1 - WORTH):
-            best = period, choice
-    if best is None:
-        raise refusals[min(refusals)]
-    return best[1]
+        found = period(choice, best and best[0])
+        if found is not None and (best is None or found < best[0] * (1 - WORTH)):
+            best = found, choice
+    if best is not None:
+        return best[1]
+    for choice in _choices(config, devices, processes, few=False):
+        if period(choice) is not None:
+            return choice
+    raise refusals[min(refusals)]
 
 
 def with_values(resolved: Resolved, config: Config, origin: str) -> Resolved:
@@ -143,8 +151,10 @@ def _with(config: Config, rows: int, round_size: int | None, replicas: int) -> C
     return config.model_copy(update={"train": train, "engine": engine})
 
 
-def _choices(config: Config, devices: int, processes: int) -> list[Config]:
-    """All choices: few groups and few rounds first, then large micro-batches; last, those that leave devices idle."""
+def _choices(config: Config, devices: int, processes: int, *, few: bool = True) -> list[Config]:
+    """All choices in ROUNDS: few groups and few rounds first, then large micro-batches; last, those that leave devices
+    idle. Without `few`, those in other numbers of rounds.
+    """
     rows, size, replicas = _values(config)
     total = config.train.global_batch_size
     groups = [replicas]
@@ -154,18 +164,23 @@ def _choices(config: Config, devices: int, processes: int) -> list[Config]:
     if config.adapters is not None:
         groups.reverse()
     choices: list[tuple[int, int | None, int]] = []
+    numbers = ROUNDS if few else [n for n in reversed(divisors(total)) if n not in ROUNDS]
     for n_groups in groups:
-        for rounds in ROUNDS if size == "auto" else (1,):
+        for rounds in numbers if size == "auto" else (1,) if few else ():
             for n in divisors(total) if rows == "auto" else [rows]:
                 count = total // n
                 if size == "auto" and count % (n_groups * rounds) == 0:
                     choices.append((n, None if rounds == 1 else count // (n_groups * rounds), n_groups))
                 elif size != "auto" and count % (n_groups * (size or 1)) == 0:
                     choices.append((n, size, n_groups))
-    if not choices:
+    if not choices and few:
         keys = {"engine.round_size": size, "engine.replicas": replicas}
         given = " and ".join(f"{key} = {value}" for key, value in keys.items() if value not in ("auto", None, 1))
-        raise UserError(f"{given} does not divide any number of micro-batches that {total} sequences allow")
+        multiple = prod(number for number in (rows, size, replicas) if isinstance(number, int))
+        raise UserError(
+            f"{given} does not divide any number of micro-batches that {total} sequences allow: set "
+            f"train.global_batch_size to a multiple of {multiple}"
+        )
 
     def order(choice: tuple[int, int | None, int]) -> tuple[bool, int]:
         n, size, n_groups = choice

@@ -16,7 +16,7 @@ from rptrain.engine.distributed.share import Share
 from rptrain.engine.optim.adam import default_threads
 from rptrain.engine.store import available_bytes
 from rptrain.planner.rates import measured_links, measured_rates
-from rptrain.schedule.machine import CPU, GB, Card, Machine, Rates, card_named
+from rptrain.schedule.machine import CPU, GB, GIB, Card, Machine, Rates, card_named
 from rptrain.utils import numa
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import cores
@@ -29,6 +29,10 @@ CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU
 # Memory of the kernel and the driver per page-locked byte: page tables, and lists of the pages for each GPU. Measured
 # on H200s (driver 580): 1.4% with one, 1.8% with two and 2.7 to 3.1% with four.
 LOCKING, LOCKING_EACH = 0.0095, 0.0047
+# MemTotal of /proc/meminfo per installed byte: one in 64 describes the pages, firmware and the kernel take the rest.
+# Published: 0.980 of 64 GiB, 0.983 of 128 GiB (131,917,312 kB), of 256 GiB (263,773,100 kB), 0.984 of 512 GiB
+# (528,168,748 kB).
+MEM_TOTAL = 0.98
 # Growth of a process once it trains, measured with torch 2.13 on the CPU. For GPUs: modules, of which
 # `torch.use_deterministic_algorithms` imports the compiler's; memory.CUDA includes the rest. CPU workers do not need
 # these modules: theirs is the size of thread stacks and of code that is first used.
@@ -201,6 +205,19 @@ def lockable(free: int, gpus: int) -> int:
     return int(free / (1 + LOCKING + LOCKING_EACH * gpus)) if gpus else free
 
 
+def usable(installed: int, gpus: int) -> int:
+    """The bytes that a process may have on a machine with this much memory and this many GPUs, and nothing else."""
+    return lockable(int(installed * MEM_TOTAL), gpus)
+
+
+def installed_for(nbytes: int, gpus: int) -> int:
+    """The least memory to install, in bytes, of which `nbytes` are usable: GiB, rounded up by at most a sixteenth."""
+    size = 1
+    while usable(size * GIB, gpus) < nbytes:
+        size += 1 << max(0, size.bit_length() - 5)
+    return size * GIB
+
+
 def check_fp8(devices: Iterable[str]) -> None:
     """Raises UserError if a GPU among these devices has no products of FP8 matrices."""
     for name in (name for name in devices if name.startswith("cuda")):
@@ -248,7 +265,7 @@ def planned(
 ) -> Hardware:
     """`count` cards of a hypothetical machine; by default as many as the config names, or one.
 
-    `host`: bytes of host memory, None if unknown. `vram_source`: the source of the card's memory, if it is not the
+    `host`: bytes of installed memory, None if unknown. `vram_source`: the source of the card's memory, if it is not the
     card. The config's limits apply. Raises UserError if engine.vram_limit is more than the card has, or if the card
     has no FP8 and the config needs it.
     """
@@ -259,10 +276,11 @@ def planned(
     source = "engine.vram_limit" if engine.vram_limit else vram_source or card.name
     room = _room(card.name, engine.vram_limit, CONTEXT, source, free=card.vram - CONTEXT, total=card.vram)
     gpus = tuple(Gpu(f"cuda:{index}", CONTEXT, room, source, card.vram) for index in range(count))
-    limits = [(size, name) for size, name in ((host, "--host"), (engine.host_limit, "engine.host_limit")) if size]
+    most = None if host is None else usable(host, count)
+    limits = [(size, name) for size, name in ((most, "--host"), (engine.host_limit, "engine.host_limit")) if size]
     limit, named = min(limits, default=(None, "not known"))
     hypothetical = Machine(card, count, threads=engine.optimizer_threads or Machine.threads)
-    return Hardware(hypothetical, gpus, limit, named, host, PROGRAM, here=False)
+    return Hardware(hypothetical, gpus, limit, named, most, PROGRAM, here=False)
 
 
 def resolve(text: str) -> tuple[str, ...]:
@@ -348,7 +366,9 @@ def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...
 def _room(name: str, vram_limit: int | None, context: int, source: str, *, free: int, total: int) -> int:
     """Bytes for tensors on a GPU."""
     if vram_limit is not None and vram_limit > total:
-        raise UserError(f"engine.vram_limit is {format_bytes(vram_limit)}, but {name} has {format_bytes(total)}")
+        raise UserError(
+            f"engine.vram_limit is {format_bytes(vram_limit)}, but {name} has {format_bytes(total)}: lower or remove it"
+        )
     room = min(vram_limit - context, free) if vram_limit is not None else free - MARGIN
     if room <= 0:
         has = f"{format_bytes(free)} free" if free >= 0 else format_bytes(total)

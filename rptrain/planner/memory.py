@@ -25,7 +25,7 @@ from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.models.weights.pretrained import stored_bytes
 from rptrain.models.weights.quantized import loading_bytes
 from rptrain.planner.choose import LIBRARIES, RunPlan, Workload, exchange_bytes, least_footprint, make_plan, row_bytes
-from rptrain.planner.hardware import Gpu, Hardware
+from rptrain.planner.hardware import Gpu, Hardware, usable
 from rptrain.planner.model import carried_bytes
 from rptrain.runs.run_dir import RunDir, forks
 from rptrain.schedule.plan import Plan, Stage
@@ -182,7 +182,7 @@ def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> Memory
     stages, shapes = 1, workload.shapes(hardware.devices)
     if hardware.room is not None:
         whole = stage_memory(spec, Stage("FB", 0, len(spec.stack)), shapes)
-        stages = max(1, ceil((whole.params + whole.prepared + whole.sums) / max(hardware.room, 1)))
+        stages = max(1, ceil(sum(whole) / max(hardware.room, 1)))
     boundary = aligned(workload.tokens * spec.hidden_size * workload.dtype.itemsize)
     activations = (stages + 1) * workload.round_size * workload.replicas * boundary
     device = least_footprint(spec, shapes)
@@ -268,6 +268,11 @@ def _host(
         notes.append(f"{format_bytes(file_backed)} of weights stay in the model's files, and are not counted")
     if any(source.path != RANDOM for source in config.data.train):
         notes.append("the data is not read: its tokens stay on the disk; up to 100 bytes a sample are not counted")
+    if hardware.host_source == "--host":
+        notes.append(
+            f"a process can use about {usable(100, len(hardware.gpus))}% of the memory that --host installs: firmware "
+            "and kernel take the rest, in part to page-lock it"
+        )
     lock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if hardware.gpus and hardware.here and lock != resource.RLIM_INFINITY and lock < locked:
         notes.append(

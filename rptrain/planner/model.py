@@ -57,10 +57,16 @@ def for_hardware(spec: ModelSpec, config: Config, hardware: Hardware) -> ModelSp
 
 
 def trained_shape(config: Config, hardware: Hardware) -> ModelShape:
-    """The model as a config trains it on this hardware. UserError if it cannot, or has adapters on random weights."""
+    """The model as a config trains it on this hardware. UserError if it cannot.
+
+    Here, also if the files have no weights that adapters or model.hold need. On a hypothetical machine a preset stands
+    for the model with its weights.
+    """
     model_dir, spec = training_model(config)
-    if config.adapters is not None and not starts_from_files(config, model_dir):
+    if hardware.here and config.adapters is not None and not starts_from_files(config, model_dir):
         raise UserError("adapters need pretrained weights")
+    if hardware.here and config.model.hold == "map":
+        find_files(config, model_dir, spec)
     return for_hardware(spec, config, hardware)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rptrain.config.schema import Config
-from rptrain.planner.advice import with_value
+from rptrain.planner.changes import with_value
 from rptrain.planner.choose import RunPlan
 from rptrain.planner.hardware import Hardware, check_fp8
 from rptrain.planner.memory import plan_run

@@ -302,7 +302,7 @@ def report(
         used,
         hardware.devices,
         memory,
-        advise(config, spec, hardware, memory, trained_shape),
+        advise(config, spec, hardware, memory, trained_shape, run and run.plan.stages),
         run,
         problem,
         folder if measured else None,

@@ -93,8 +93,8 @@ def search(
     for ramp, cuts in (*others, *_candidates(costs, setting, fits, ramps)):
         if value(cuts) is not never:
             kinds[ramp].add(cuts)
-    if not kinds:
-        return None
+    if not kinds:  # stages of one layer at both ends leave some partitions out
+        return None if near is None else search(costs, setting, fits, by=by)
     best = [cuts for kind in kinds.values() for cuts in sorted(kind, key=lambda cuts: seen[cuts])[:STARTS]]
     if near is not None:
         best = [min(best, key=lambda cuts: seen[cuts])]

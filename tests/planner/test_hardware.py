@@ -13,7 +13,7 @@ from rptrain.config.schema import Engine
 from rptrain.engine.distributed.launch import Launch
 from rptrain.models.registry import build
 from rptrain.planner import hardware
-from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, Hardware, gpu_memory, here, planned
+from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, Hardware, gpu_memory, here, planned, usable
 from rptrain.planner.model import for_hardware
 from rptrain.schedule.machine import CARDS, CPU, Machine, Rates, card_named
 from rptrain.utils.errors import UserError
@@ -95,7 +95,7 @@ def test_the_memory_of_a_planned_gpu():
     found = planned(CARD, 2, 800 * GIB, Engine())
     assert [gpu.name for gpu in found.gpus] == ["cuda:0", "cuda:1"]
     assert found.room == CARD.vram - CONTEXT - MARGIN and found.gpus[0].limit == CARD.vram - MARGIN
-    assert (found.host, found.host_source, found.host_most) == (800 * GIB, "--host", 800 * GIB)
+    assert (found.host, found.host_source, found.host_most) == (usable(800 * GIB, 2), "--host", usable(800 * GIB, 2))
     limited = planned(CARD, 2, 800 * GIB, Engine(vram_limit=12 * GIB, host_limit=100 * GIB))
     assert limited.gpus[0].limit == 12 * GIB and limited.gpus[0].source == "engine.vram_limit"
     assert (limited.host, limited.host_source) == (100 * GIB, "engine.host_limit")
@@ -129,7 +129,7 @@ def test_fewer_devices_and_other_limits():
     assert found.first(2).devices == len(found.first(2).gpus) == 2
     assert found.first(9) == found
     raised = found.limited(Engine(vram_limit=23 * GIB, host_limit=900 * GIB))
-    assert {gpu.limit for gpu in raised.gpus} == {23 * GIB} and raised.host == 800 * GIB
+    assert {gpu.limit for gpu in raised.gpus} == {23 * GIB} and raised.host == found.host_most
     unknown = replace(found, host=None, host_most=None)
     assert unknown.limited(Engine(host_limit=GIB)).host == GIB
 

@@ -136,7 +136,7 @@ def test_training_gives_the_advice_of_the_plan(small, monkeypatch):
         assert re.search(r"(?m)engine\.host_limit allows$", said)
         _, advice = said.split("what makes it fit:\n")
         assert advice in tools.invoke("plan", *command).stdout
-        found.append(re.findall(r"- ([\w.]+) = ", advice))
+        found.append(re.findall(r"- ([\w.]+)=", advice))
     assert "train.method" in found[0] and found[1] == ["engine.host_limit"]
 
 
