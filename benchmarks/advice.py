@@ -105,7 +105,13 @@ def main(models: Sequence[Model], gpus: Sequence[int], hosts: Sequence[str], out
                 flags = MachineFlags(gpus=count, card="rtx4090", host=host)
                 found, lines = checked((f"model.path={path}", *STEP), flags)
                 speed = found.config.tokens / found.run.estimate.period if found.run else None
-                plan = {"model": model.name, "gpus": count, "host": host, "fits": found.fits, "tokens_per_second": speed}
+                plan = {
+                    "model": model.name,
+                    "gpus": count,
+                    "host": host,
+                    "fits": found.fits,
+                    "tokens_per_second": speed,
+                }
                 plans.append({**plan, "advice": lines})
                 print(f"{model.name}, {count} GPUs, {host}: {len(lines)} lines of advice", file=sys.stderr)
     out.write_text(json.dumps({"commit": commit(), "overrides": STEP, "plans": plans}, indent=1) + "\n")
@@ -136,7 +142,7 @@ def sweep(count: int, seed: int) -> None:
     for _ in range(count):
         given, flags, nodes = draw(random)
         try:
-            found, lines = checked(given, flags, nodes)
+            found, _ = checked(given, flags, nodes)
         except UserError as error:
             counts["refused"] += 1
             refused[re.sub(r"\d+", "N", str(error))] += 1

@@ -8,13 +8,15 @@ from typing import Any
 from rptrain.config.schema import Config
 from rptrain.config.types import format_size
 from rptrain.models.spec import ModelShape
-from rptrain.planner.changes import Change, in_order
+from rptrain.planner.changes import Change, Changes, in_order
 from rptrain.planner.hardware import MARGIN, Gpu, Hardware, installed_for
+from rptrain.planner.ladders import GIB
 from rptrain.planner.memory import Kind, MemoryPlan, least_memory, plan_run
-from rptrain.planner.remedies import GIB, Changes, Remedy, RemedySearch, ShapeOf, adapting, most
+from rptrain.planner.remedies import Remedy, RemedySearch, ShapeOf, adapting, most
 from rptrain.schedule.plan import Stage
 from rptrain.utils.units import format_bytes, format_rate
 
+OTHER_DISK = "make room, or set save.output_dir to another disk"
 TIGHT = 1.06  # of the least host memory: what a plan of little memory may take
 
 
@@ -41,13 +43,14 @@ class Machine:
 @dataclass(frozen=True)
 class Advice:
     """What makes a config fit, the changes that cost least first; the missing bytes of each kind of memory; and
-    machines with enough memory. `here`: it is about this machine.
+    machines with enough memory. `here`: it is about this machine; `new`: a run that is not resumed.
     """
 
     remedies: tuple[Remedy, ...]
     missing: dict[Kind, int]
     machines: tuple[Machine, ...] = ()
     here: bool = False
+    new: bool = True
 
     def __str__(self) -> str:
         """Lines without indentation; empty if nothing is missing."""
@@ -57,6 +60,7 @@ class Advice:
         if not self.remedies:
             only_disk = [*self.missing] == ["disk space"]
             title = f"{'' if only_disk else 'no settings make it fit: '}it needs {_more(self.missing)}"
+            title += f": {OTHER_DISK}" if only_disk and self.new else ""
         lines = [*map(_remedy, self.remedies), *filter(None, map(self._machine, self.machines))]
         return "\n".join((title, *(f"- {line}" for line in lines)))
 
@@ -64,14 +68,15 @@ class Advice:
         """The overrides and the memory, and in parentheses what they cost; empty if they say nothing new."""
         sizes = (("--host", machine.host), ("--vram", machine.vram))
         memory = " ".join(f"{flag} {format_size(size)}" for flag, size in sizes if size is not None)
+        costs = [*machine.costs] or ["as it is"]
         if self.here:
-            memory = _more(machine.more)
-            if machine.more == self.missing and not self.remedies:
-                return ""
+            memory = "" if machine.more == self.missing and not self.remedies else _more(machine.more)
+            costs += [OTHER_DISK] if "disk space" in machine.more and self.new else []
         if not memory:
             return ""
         overrides = " ".join(map(str, machine.changes))
-        return f"{overrides}{' and ' if overrides and self.here else ' '}{memory} ({'; '.join(machine.costs) or 'as it is'})".strip()
+        between = "" if not overrides else " and " if self.here else " "
+        return f"{overrides}{between}{memory} ({'; '.join(costs)})"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the keys that rptrain/planner/report.py describes."""
@@ -132,7 +137,7 @@ def advise(
     if not remedies:
         tried.append(search.method())
     machines = [_machine(search, changes, hardware) for changes in dict.fromkeys(tried)]
-    return Advice(tuple(remedies), missing, tuple(machines), hardware.here)
+    return Advice(tuple(remedies), missing, tuple(machines), hardware.here, not hardware.saved)
 
 
 def _machine(search: RemedySearch, changes: Changes, hardware: Hardware) -> Machine:

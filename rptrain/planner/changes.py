@@ -8,8 +8,9 @@ from pydantic import ValidationError
 
 from rptrain.config.schema import Config
 from rptrain.config.types import format_size
+from rptrain.planner.memory import Kind
 
-LIMITS = {"engine.host_limit": "host memory", "engine.vram_limit": "GPU memory"}
+LIMITS: dict[str, Kind] = {"engine.host_limit": "host memory", "engine.vram_limit": "GPU memory"}
 # From those that cost least: changes that keep all results, of the optimizer, of what is learned, of the data
 ORDER = (
     *("engine.host_limit", "engine.vram_limit", "save.save_total_limit"),
@@ -61,7 +62,10 @@ class Change:
         }[self.key]
 
 
-def in_order(changes: Iterable[Change]) -> tuple[Change, ...]:
+Changes = tuple[Change, ...]
+
+
+def in_order(changes: Iterable[Change]) -> Changes:
     """The changes, those that cost least first."""
     return tuple(sorted(changes, key=lambda change: ORDER.index(change.key)))
 

@@ -7,26 +7,22 @@ of the memory decide (memory.least_memory); a combination is planned once it pas
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice, product
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from rptrain.config.schema import Config
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units
-from rptrain.planner.auto import divisors
-from rptrain.planner.changes import LIMITS, Change, in_order, with_changes
-from rptrain.planner.choose import RunPlan
+from rptrain.planner.changes import LIMITS, Change, Changes, in_order, with_changes
 from rptrain.planner.hardware import Hardware
+from rptrain.planner.ladders import GIB, Ladders
 from rptrain.planner.memory import Kind, MemoryPlan, least_memory, plan_run, saves
 from rptrain.runs.run_dir import changed
 from rptrain.schedule.plan import Stage
 from rptrain.utils.errors import UserError
 
-SHORTEST = 128  # tokens: shorter sequences are not proposed
-GIB = 1 << 30
-
-Changes = tuple[Change, ...]
 ShapeOf = Callable[[Config, Hardware], ModelShape]
 
 
@@ -53,17 +49,6 @@ class Remedy:
     speed: float | None
 
 
-class _Layout(NamedTuple):
-    """How a step is divided."""
-
-    fewer: bool  # replicas than the config has
-    order: int  # 0: as few rounds as possible
-    rows: int  # sequences per micro-batch
-    rounds: int | None  # engine.round_size
-    replicas: int
-    each: int  # micro-batches of a replica
-
-
 class RemedySearch:
     """Finds remedies for a config without "auto" that misses memory. `stages` are those of its plan, if it has one."""
 
@@ -84,22 +69,23 @@ class RemedySearch:
         self._known: dict[frozenset[Change], Case | None] = {}
         self._passed: dict[frozenset[Change], bool] = {}
         self._busy = self._busy_devices(config)
+        self._ladders = Ladders(config, hardware, self._missing, self._busy)
 
     def remedies(self) -> list[Remedy]:
         """Single changes, or else the cheapest combination; beside them adapters, a base of 4 bits and weights on disk.
 
         Only if nothing fits, some devices stay idle, then limits are raised, and then sequences are shortened.
         """
-        raises = [Change(key, size) for key, size in self._raises()]
+        raises = [Change(key, size) for key, size in self._ladders.raises()]
         limits: list[Changes] = [(), *((raised,) for raised in raises), *([tuple(raises)] if len(raises) > 1 else [])]
-        for shorter, raised, idle in product(self._lengths(), limits, (False, True)):
+        for shorter, raised, idle in product(self._ladders.lengths(), limits, (False, True)):
             if found := self._at((*shorter, *raised), idle):
                 return found
         return []
 
     def states(self) -> Changes:
         """The smallest optimizer state and exact updates; empty if the config has both, or cannot change them."""
-        for moments, update in product(self._moments()[::-1], self._updates()[::-1]):
+        for moments, update in product(self._ladders.moments()[::-1], self._ladders.updates()[::-1]):
             if self.case(changes := (*moments, *update)):
                 return changes
         return ()
@@ -155,7 +141,7 @@ class RemedySearch:
 
     def _cheapest(self, fixed: Changes, idle: bool) -> Remedy | None:
         """The cheapest combination of batch size, update, optimizer state and layout with the fixed changes."""
-        last = self._updates()[-1], self._moments()[-1]
+        last = self._ladders.updates()[-1], self._ladders.moments()[-1]
 
         def possible(*chosen: Changes) -> bool:
             """Whether the chosen changes can fit with the values of the others that save most."""
@@ -163,13 +149,13 @@ class RemedySearch:
             changes = (*fixed, *(change for one in chosen for change in one), *rest)
             return any(self._passes((*changes, *layout), idle) for layout in self._corners(changes, idle))
 
-        for batch in self._batches(idle):
+        for batch in self._ladders.batches(idle):
             if not possible(batch):
                 continue
-            for update in self._updates():
+            for update in self._ladders.updates():
                 if not possible(batch, update):
                     continue
-                for moments in self._moments():
+                for moments in self._ladders.moments():
                     if not possible(batch, update, moments):
                         continue
                     changes = (*fixed, *batch, *update, *moments)
@@ -214,32 +200,21 @@ class RemedySearch:
             return change
         return Change(change.key, min(change.value, ceil(most(memory, "total")[LIMITS[change.key]] / GIB) * GIB))
 
-    # ---- the values of each key, the smallest change first
-
     def _ways(self, idle: bool) -> Iterator[Sequence[Changes]]:
         """Changes of one key, and adapters with a base of 4 bits."""
-        yield from ([(Change(key, most),)] for key, most in self._raises())
-        yield self._keeps()[1:]
+        yield from ([(Change(key, most),)] for key, most in self._ladders.raises())
+        yield self._keeps[1:]
         for key in ("train.micro_batch_size", "engine.round_size", "engine.replicas"):
-            yield [layout for layout in self._layouts((), idle=True) if [change.key for change in layout] == [key]]
-        yield self._moments()[1:]
-        yield self._updates()[1:]
-        yield self._batches(idle)[1:]
+            yield [
+                layout for layout in self._ladders.layouts((), idle=True) if [change.key for change in layout] == [key]
+            ]
+        yield self._ladders.moments()[1:]
+        yield self._ladders.updates()[1:]
+        yield self._ladders.batches(idle)[1:]
         methods = self._methods()[1:]
         yield from [methods] if self.config.adapters is None else ([method] for method in methods)
 
-    def _raises(self) -> Iterator[tuple[str, int]]:
-        """Limits of the config that keep it from memory that exists, and what they can be raised to."""
-        engine, hardware = self.config.engine, self._hardware
-        vram = min((gpu.most for gpu in hardware.gpus), default=0)
-        for key, limit, exists in (
-            ("engine.host_limit", engine.host_limit, hardware.host_most or 0),
-            ("engine.vram_limit", engine.vram_limit, vram),
-        ):
-            whole = exists // GIB * GIB or exists
-            if limit is not None and limit < whole and LIMITS[key] in self._missing:
-                yield key, whole
-
+    @cached_property
     def _keeps(self) -> list[Changes]:
         """Fewer checkpoints: as many as fit, and one."""
         if "disk space" not in self._missing:
@@ -254,77 +229,17 @@ class RemedySearch:
         fewer = bisect_right(range(1, kept), False, key=lambda n: not too_large(n)) + 1
         return [(), *((Change("save.save_total_limit", n),) for n in dict.fromkeys((kept - fewer, 1)) if 0 < n < kept)]
 
-    def _grid(self, changes: Changes, idle: bool) -> list["_Layout"]:
-        """The layouts that are possible with the changes, those that cost least first."""
-        config, processes = self.config, self._hardware.process[1]  # each of them needs a replica
-        values = {change.key: change.value for change in changes}
-        total = values.get("train.global_batch_size", config.train.global_batch_size)
-        size, found = config.engine.round_size, []
-        assert size != "auto"
-        for replicas in dict.fromkeys((config.replicas, processes)):
-            for rows in (n for n in divisors(total) if n <= config.train.sequences):
-                each, rest = divmod(total // rows, replicas)
-                if rest or not each:
-                    continue
-                whole = () if size else (None,)
-                smaller = [n for n in divisors(each) if n < (size + 1 if size else each)]
-                for order, rounds in enumerate((*whole, *smaller)):
-                    at_once = (rounds or each) * replicas // processes
-                    if idle or min(at_once, self._hardware.devices) >= self._busy:
-                        found.append(_Layout(replicas != config.replicas, order, rows, rounds, replicas, each))
-        return sorted(found, key=lambda one: (one.fewer, one.order, -one.rows))
-
     def _layouts(self, changes: Changes, idle: bool) -> list[Changes]:
         """Micro-batches, rounds, replicas and kept checkpoints that are possible with the changes."""
-        return [(*self._of(one), *keep) for one in self._grid(changes, idle) for keep in self._keeps()]
+        return [(*layout, *keep) for layout in self._ladders.layouts(changes, idle) for keep in self._keeps]
 
     def _corners(self, changes: Changes, idle: bool) -> list[Changes]:
-        """The layouts of which one takes the least memory: in the fewest rounds, which need smaller sums of gradients,
-        or in the smallest, which have fewer activations.
-        """
-        found, keep = list[Changes](), self._keeps()[-1]
-        grid = self._grid(changes, idle)
-        for replicas in {one.replicas for one in grid}:
-            of_these = [one for one in grid if one.replicas == replicas]
-            fewest = min(of_these, key=lambda one: (one.order, one.rows))
-            smallest = min(of_these, key=lambda one: ((one.rounds or one.each) * one.rows, one.rows))
-            found += [(*self._of(one), *keep) for one in (fewest, smallest)]
-        return list(dict.fromkeys(found))
-
-    def _of(self, layout: "_Layout") -> Changes:
-        config = self.config
-        return tuple(
-            Change(key, new)
-            for key, new, old in (
-                ("train.micro_batch_size", layout.rows, config.train.sequences),
-                ("engine.round_size", layout.rounds, config.engine.round_size),
-                ("engine.replicas", layout.replicas, config.replicas),
-            )
-            if new != old
-        )
-
-    def _moments(self) -> list[Changes]:
-        smaller = {"fp32": ("bf16", "int8"), "bf16": ("int8",), "int8": ()}[self.config.optim.moments]
-        return [(), *((Change("optim.moments", kind),) for kind in smaller if self.config.model.dtype != "float64")]
-
-    def _updates(self) -> list[Changes]:
-        return [(), (Change("optim.update", "sync"),)] if self.config.optim.update == "async" else [()]
-
-    def _batches(self, idle: bool) -> list[Changes]:
-        """Halves of the batch, as long as every device has a sequence."""
-        least = 1 if idle else self._busy * self._hardware.process[1]
-        total = self.config.train.global_batch_size
-        halves = [total >> n for n in range(1, total.bit_length())]
-        return [(), *((Change("train.global_batch_size", n),) for n in halves if n >= least)]
-
-    def _lengths(self) -> list[Changes]:
-        length = self.config.data.max_length
-        halves = [1 << n for n in reversed(range((length - 1).bit_length())) if SHORTEST <= 1 << n < length]
-        return [(), *((Change("data.max_length", n),) for n in halves)]
+        """Those of which one takes the least memory."""
+        return [(*layout, *self._keeps[-1]) for layout in self._ladders.corners(changes, idle)]
 
     def _methods(self, *, on_disk: bool = True) -> list[Changes]:
         """Training as it is, with adapters, with a base of 4 bits, and with frozen weights on the disk."""
-        lora, found = self.config.adapters, [()]
+        lora, found = self.config.adapters, list[Changes]([()])
         adapters = (Change("train.method", "lora"),) if lora is None else ()
         if adapters:
             found.append(adapters)

@@ -41,7 +41,10 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
                  except `step`, and tokens_per_second of the plan, which are of all
     memory       places (kind, name, parts of name and nbytes, total, limit, source, fits, notes); without a plan the
                  least that any plan takes
-    advice       remedies (changes by key, saves by kind of memory), missing (by kind of memory)
+    advice       remedies, those that cost least first (changes by key, saves by kind of memory, costs as texts,
+                 tokens_per_second or null), missing (by kind of memory), machines on which it fits, as it is or after
+                 changes (changes, costs, host and vram: memory to install in the host and in each GPU, or null, more:
+                 by kind of memory, beyond what there is)
     comparison   with --compare, the plan and other schedules (rptrain/planner/compare.py), the fastest first: schedule,
                  stages_per_device, seconds, bubble, peak (bytes on a device; of other schedules without optimizer state
                  and workspace); null without it, or a plan
