@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from textual import work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.events import Event
 from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen, Screen
 
@@ -31,6 +32,7 @@ from rptrain.tui.services.helper import ChildHelper, Helper
 from rptrain.tui.services.outcomes import died, outcome, still_trains
 from rptrain.tui.services.preferences import Look
 from rptrain.tui.themes import THEMES
+from rptrain.tui.turns import Turns
 from rptrain.tui.widgets.sizes import MEDIUM, NARROW, TALL, WIDE
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.paths import expanded
@@ -62,6 +64,7 @@ class RptrainApp(App[None]):
     def __init__(self, context: Context, attach: Path | None = None) -> None:
         super().__init__()
         self._shared, self._first_run = context, attach
+        self._turns = Turns(self)
         self._shown_until: dict[str, float] = {}  # when each notice disappears, by a monotonic clock
         if self.no_color:  # removed from the environment, but the trainer needs it too
             context.environment = {**context.environment, "NO_COLOR": "1"}
@@ -82,6 +85,10 @@ class RptrainApp(App[None]):
         else:
             await self.switch_mode("runs")
             self.push_screen(RunScreen(self._shared, self._first_run))
+
+    async def on_event(self, event: Event) -> None:
+        if self._turns.may_act(event):
+            await super().on_event(event)
 
     @work
     async def _mention_a_death(self) -> None:

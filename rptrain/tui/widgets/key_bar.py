@@ -1,10 +1,12 @@
 """The last line of a screen: the keys that there is room for, and F1, which lists all, at the right end."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.content import Content
+from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Label
 from textual.widgets._footer import FooterKey
@@ -14,12 +16,22 @@ PADDING = 3  # columns of a key beside its name and its description
 
 
 class KeyBar(Footer):
+    """Is made again only if its keys change: the focus changes with every key that moves it."""
+
     def __init__(self) -> None:
         super().__init__(show_command_palette=False)
+        self._made: list[tuple[str, str, bool]] = []  # of each key: its name, what it does, whether it can be pressed
 
     def compose(self) -> ComposeResult:
         yield HelpKey()
         yield from self._fitted(super().compose())
+
+    def bindings_changed(self, screen: Screen[Any]) -> None:
+        bindings = [active for active in screen.active_bindings.values() if active.binding.show]
+        made = [(active.binding.key, active.binding.description, active.enabled) for active in bindings]
+        if made != self._made and screen is self.screen and screen.app.app_focus:
+            self._made = made
+            super().bindings_changed(screen)
 
     def on_resize(self) -> None:
         list(self._fitted(self.query(FooterKey)))
