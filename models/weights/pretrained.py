@@ -28,6 +28,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.file_ranges import Stamp
 from rptrain.utils.files import naming
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.phases import phase
 
 log = logging.getLogger(__name__)
 
@@ -297,7 +298,8 @@ def initialize(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | 
             piece.copy_(_drawn(own.numbers[: len(piece)], place.param, generator))
 
     largest_first = sorted(_places(spec, units).items(), key=lambda item: -prod(item[1].shape))
-    in_parallel(draw, largest_first)
+    with phase("initializing weights", sum(prod(place.shape) for _, place in largest_first), "parameter") as drawing:
+        in_parallel(draw, largest_first, done=lambda item: drawing.add(prod(item[1].shape)))
 
 
 class _Own(threading.local):

@@ -111,9 +111,9 @@ def _export(
             _check_earlier(to)
         except UserError as error:
             raise UserError(f"{error}, choose another directory, or add --force to replace it") from error
-    progress.begin("checking")
     try:
-        states = checked_files(checkpoint)
+        with progress.doing("checking"):
+            states = checked_files(checkpoint)
     except Damaged as error:
         raise unusable(checkpoint, error) from error
     base = with_replaced(base_files(checkpoint / BASE), state["meta"].get("chat_template"))
@@ -198,8 +198,8 @@ def _write(
     needed = weights + sum(len(file.content) for file in base.values())
     known: dict[str, Any] = {"kind": KIND, **exported}
     with written_aside(to, known, needed, check_names, force=force) as aside:
-        progress.begin("writing", weights)
-        saved = pretrained.save(aside.path, spec, view, dtype, wrote=progress.wrote, carried=carried)
+        with progress.doing("writing", weights):
+            saved = pretrained.save(aside.path, spec, view, dtype, wrote=progress.wrote, carried=carried)
         written = aside.path / CONFIG  # with the weights: it names their dtype
         written.chmod(written.stat().st_mode & (base[CONFIG].mode | 0o600))
         for name, file in base.items():
@@ -207,8 +207,8 @@ def _write(
                 aside.write(name, [file.content], mode=file.mode)
         if GENERATION not in base:
             aside.write_json(GENERATION, {FROM_CONFIG: True, **special_tokens(spec.config)})
-        progress.begin("reading back")
-        verify(aside.path, spec, carried)
+        with progress.doing("reading back"):
+            verify(aside.path, spec, carried)
         known |= {WEIGHTS: hashed(saved)} | ({CARRIED: dict(carried.sha256)} if carried.sha256 else {})
     return to
 
@@ -231,12 +231,12 @@ def _write_adapter(
     needed = weights + sum(len(file.content) for file in files.values())
     known = {"kind": KIND, **exported, "base": base_of(spec), "architecture": spec.architecture}
     with written_aside(to, known, needed, check_names, force=force) as aside:
-        progress.begin("writing", weights)
-        write(aside, spec, view, made, dtype, progress.wrote)
+        with progress.doing("writing", weights):
+            write(aside, spec, view, made, dtype, progress.wrote)
         for name, file in files.items():
             aside.write(name, [file.content], mode=file.mode)
-        progress.begin("reading back")
-        verify_adapter(aside.path, spec, made)
+        with progress.doing("reading back"):
+            verify_adapter(aside.path, spec, made)
     return to
 
 

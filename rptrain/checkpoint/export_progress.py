@@ -1,11 +1,13 @@
 """What an export tells while it works and at its end, without torch: for the command line and the interface."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from rptrain.checkpoint.atomic_dir import MANIFEST, is_of_kind
+from rptrain.utils import phases
 from rptrain.utils.files import read_small_text
 from rptrain.utils.paths import from_here
 
@@ -14,24 +16,35 @@ GENERATION = "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 KIND = "export"  # `kind` in the manifest of an export
 Phase = Literal["checking", "writing", "reading back"]
+NAMES: dict[Phase, str] = {
+    "checking": "checking the checkpoint",
+    "writing": "writing the export",
+    "reading back": "reading the export back",
+}
 Report = Callable[[Phase, int, int], object]  # the phase, and the bytes that are written of those to write
 
 
 class ExportProgress:
-    """Counts the bytes of an export, and passes them on."""
+    """Counts the bytes of an export, shows its phases, and passes them on."""
 
     def __init__(self, report: Report | None = None) -> None:
         self._report = report
         self._phase: Phase = "checking"
         self._done = self._total = 0
+        self._shown: phases.Phase | None = None
 
-    def begin(self, phase: Phase, total: int = 0) -> None:
-        """A new phase. `total`: the bytes that it will write."""
+    @contextmanager
+    def doing(self, phase: Phase, total: int = 0) -> Iterator[None]:
+        """The export is in a phase as long as the context lasts. `total`: the bytes that it will write."""
         self._phase, self._total = phase, total or self._total
         self.wrote(0)
+        with phases.phase(NAMES[phase], total or self._total or None, reads=phase == "reading back") as self._shown:
+            yield
 
     def wrote(self, nbytes: int) -> None:
         self._done += nbytes
+        if self._shown is not None and nbytes:
+            self._shown.add(nbytes)
         if self._report is not None:
             self._report(self._phase, self._done, self._total)
 

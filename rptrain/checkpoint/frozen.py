@@ -25,10 +25,11 @@ from rptrain.models.weights import mxfp4, pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.models.weights.digests import TensorDigests
 from rptrain.models.weights.file_backed import FileBackedUnit
-from rptrain.models.weights.quantized import with_base
+from rptrain.models.weights.quantized import base_of, with_base
 from rptrain.models.weights.safetensors_io import Hashing, as_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.phases import phase
 
 Flats = Sequence[tuple[Unit, Tensor | FileBackedUnit]]  # frozen units, each with the flat buffer of its parameters
 
@@ -65,7 +66,8 @@ def hashes(flats: Flats, hashing: Hashing | None = None) -> dict[str, str]:
         unit, flat = item
         found[unit.name] = sha256(as_bytes(flat)).hexdigest() if isinstance(flat, Tensor) else flat.digest(hashing)
 
-    in_parallel(digest, flats)
+    with phase("hashing frozen weights", sum(flat.nbytes for _, flat in flats), reads=True) as reading:
+        in_parallel(digest, flats, done=lambda item: reading.add(item[1].nbytes * isinstance(item[1], Tensor)))
     return found
 
 
@@ -190,7 +192,10 @@ def fill(
     """
     drawn = units if files is None else [unit for unit in units if unit in adapter_units(spec)]
     pretrained.initialize(spec, view, seed, drawn)
-    if files is not None:
-        pretrained.load(files, spec, view, [unit for unit in units if unit not in drawn], digests)
+    if files is not None and (read := [unit for unit in units if unit not in drawn]):
+        part = sum(spec.units[unit].numel for unit in read) / without_adapters(spec).num_parameters
+        total = int(part * sum(stamp.nbytes for stamp in files.stamps.values()))
+        with phase(f"reading {'and quantizing ' * (base_of(spec) != 'bf16')}weights", total, reads=True):
+            pretrained.load(files, spec, view, read, digests)
     if not set(units).isdisjoint(adapter_units(spec)):
         set_magnitudes(spec, view, file_backed)

@@ -63,6 +63,7 @@ from rptrain.engine.store import UnitState
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.phases import Phase, phase
 
 
 def save_state(
@@ -76,6 +77,7 @@ def save_state(
     release: Callable[[int], None] = lambda unit: None,
     proceed: Callable[[], None] = lambda: None,
     processes: Processes = ALONE,
+    progress: Phase | None = None,
 ) -> Path:
     """Writes `checkpoint-<step>` and returns its path. Training may continue meanwhile, but no unit may change before
     `release` was called with its number. The units in `order` are written in this order.
@@ -85,6 +87,7 @@ def save_state(
     text) and `meta["config"]`, if present, replace the model's template and config. An incomplete checkpoint of this
     step is renamed. No tensor is copied in memory. `checkpoints_dir` is created, but not its parent. DiskFull if there
     is too little space. `proceed` is called before each piece is written; an exception from it ends the save.
+    `progress` counts the bytes.
 
     If several `processes` train the model, all call this at once. Each writes its part, and it returns in each once
     the checkpoint is complete. If one fails, none of them leaves a checkpoint; OtherFailed in the others.
@@ -108,12 +111,17 @@ def save_state(
     needed = sum(len(data) for part in parts.values() for data in part.content)
     needed += sum(len(file.content) for file in files.values())
 
+    if progress is not None:
+        progress.total = needed
+
     def pieces(part: Part) -> Iterator[bytes | memoryview]:
         yield header(part.layout)
         for data in part.content:
             for start in range(0, len(data), PIECE):
                 proceed()
-                yield data[start : start + PIECE]
+                yield (piece := data[start : start + PIECE])
+                if progress is not None:
+                    progress.add(len(piece))
 
     with written_together(target, {"kind": KIND, "step": step}, needed, processes) as aside:
 
@@ -182,8 +190,9 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
         for previous in converted(whole).values():
             writes += wire.writes(unit.unit, previous.tensor, unit.wire[unit.before])
         writes += unit.wire_writes(unit.current)
-    reads = chain.from_iterable(map(parts, expected))
-    in_parallel(read, sorted(reads, key=lambda part: files[part.file]["size"], reverse=True))
+    reads = sorted(chain.from_iterable(map(parts, expected)), key=lambda part: files[part.file]["size"], reverse=True)
+    with phase(f"reading {directory.name}", sum(files[part.file]["size"] for part in reads), reads=True):
+        in_parallel(read, reads)
     in_parallel(lambda write: write(), writes)
     return state
 
@@ -206,7 +215,8 @@ def checked_files(directory: Path) -> dict[Path, FileState]:
     def check(name: str) -> None:
         states[directory / name] = check_unchanged(directory / name, files[name])
 
-    in_parallel(check, files)
+    with phase(f"hashing {directory.name}", sum(entry["size"] for entry in files.values()), reads=True):
+        in_parallel(check, files)
     return states
 
 

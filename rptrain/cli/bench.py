@@ -12,6 +12,7 @@ from rptrain.cli.complete import config_keys, no_completions
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, Force, keep_allocator_tidy
 from rptrain.runs.signals import PROCESS
+from rptrain.utils.phase_display import PhaseDisplay
 
 
 def bench(
@@ -49,11 +50,12 @@ def bench(
         events = trace and Output("--trace", trace, mark(PRODUCER), force)
         keep_allocator_tidy()
         check((events,), config, resolved.config)
-        with PROCESS.importing():
-            from rptrain.bench.run import bench as run
-
         tell = (lambda text: None) if as_json else partial(print, file=sys.stderr)
-        measured = run(resolved, steps=steps, warmup=warmup, with_floor=floor, tell=tell)
+        with PhaseDisplay(shown=not as_json):
+            with PROCESS.importing():
+                from rptrain.bench.run import bench as run
+
+            measured = run(resolved, steps=steps, warmup=warmup, with_floor=floor, tell=tell)
         if as_json:
             print(json.dumps(measured.to_dict(), indent=2))
         else:

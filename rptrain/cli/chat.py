@@ -9,6 +9,8 @@ from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import PlacementOption
 from rptrain.inference.settings import MAX_NEW_TOKENS, AnswerSettings
 from rptrain.utils.errors import UserError
+from rptrain.utils.phase_display import PhaseDisplay
+from rptrain.utils.phases import phase
 
 
 def chat(
@@ -38,13 +40,16 @@ def chat(
         from rptrain.runs.named import named_source
 
         path = named_source(source, RUNS)
-        from rptrain.cli.talk import Talk
-        from rptrain.inference.load import LoadedChat
-        from rptrain.planner.room import free_room
-        from rptrain.runs.listing import training_beside
-
         settings = AnswerSettings(temperature, top_p, max_new_tokens, seed)
         settings.check()
-        loaded = LoadedChat(path, free_room(training_beside(path)), placement)
+        with PhaseDisplay(), phase("loading the model", unit=""):
+            from rptrain.cli.talk import Talk
+            from rptrain.inference.load import LoadedChat
+            from rptrain.planner.room import free_room
+            from rptrain.runs.listing import training_beside
+
+            loaded = LoadedChat(path, free_room(training_beside(path)), placement)
+            if base:
+                loaded.load_base()
         loaded.chat.settings, loaded.chat.system = settings, system
         Talk(loaded).run(base=base)

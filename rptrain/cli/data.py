@@ -10,6 +10,7 @@ from rptrain.cli.complete import config_files, no_completions
 from rptrain.cli.exits import exit_codes
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.paths import expanded
+from rptrain.utils.phase_display import PhaseDisplay
 from rptrain.utils.text import counted, printable
 
 data = typer.Typer(help="Work on data files.", rich_markup_mode=None)
@@ -52,10 +53,11 @@ def clean(
         from rptrain.runs.run_dir import resolve_config
 
         settings = resolve_config(config).config if config else None
-        with PROCESS.importing():
-            from rptrain.data.clean import clean
+        with PhaseDisplay():
+            with PROCESS.importing():
+                from rptrain.data.clean import clean
 
-        cleaned = clean(expanded(source), expanded(to), format, settings, force=force)
+            cleaned = clean(expanded(source), expanded(to), format, settings, force=force)
         if as_json:
             print(json.dumps(cleaned.to_dict(), indent=2))
             return

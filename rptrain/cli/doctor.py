@@ -5,6 +5,8 @@ import json
 from rptrain.cli.complete import RUNS
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import JsonArray, RunsFolder
+from rptrain.utils.phase_display import PhaseDisplay
+from rptrain.utils.phases import phase
 
 
 def doctor(
@@ -16,10 +18,11 @@ def doctor(
     Measures how fast the GPUs multiply matrices and transfer data. Later plans use these rates.
     """
     with exit_codes():
-        from rptrain.doctor.checks import lines
-        from rptrain.doctor.examine import examine
+        with PhaseDisplay(), phase("examining the machine", unit=""):
+            from rptrain.doctor.checks import lines
+            from rptrain.doctor.examine import examine
 
-        found = examine(folder)
+            found = examine(folder)
         if as_json:
             print(json.dumps([finding.to_dict() for finding in found], indent=2))
         else:

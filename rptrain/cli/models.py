@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated
@@ -13,10 +14,13 @@ from rptrain.checkpoint.export_progress import is_export, loading_code, record
 from rptrain.checkpoint.run_states import recorded
 from rptrain.cli.complete import RUNS, no_completions, run_names
 from rptrain.cli.exits import exit_codes
+from rptrain.cli.export_display import ExportDisplay
 from rptrain.cli.options import JsonArray, PlacementOption
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
+from rptrain.utils.phase_display import PhaseDisplay
+from rptrain.utils.phases import phase
 from rptrain.utils.text import is_terminal, one_line, printable
 
 
@@ -52,11 +56,10 @@ def export(
         asked = is_terminal(sys.stdin) and is_terminal(sys.stderr) and not (force or as_json)
         if asked and is_export(to) and not typer.confirm(f"Replace the export in {printable(str(to))}?", err=True):
             raise typer.Exit(0)
-        with PROCESS.importing():
-            from rptrain.checkpoint.export import export as write
-            from rptrain.cli.export_display import ExportDisplay
-
         with ExportDisplay(as_json=as_json) as display:
+            with PROCESS.importing():
+                from rptrain.checkpoint.export import export as write
+
             written = write(path, to, dtype, merge=merge, force=force, report=display.report, tell=display.tell)
         code = loading_code(written)
         if as_json:
@@ -92,19 +95,22 @@ def generate(
         from rptrain.runs.named import named_source
 
         path = named_source(source, RUNS)
-        with PROCESS.importing():
-            from rptrain.inference.generate import Request, generate_text, stream_text
-            from rptrain.planner.room import free_room
-            from rptrain.runs.listing import training_beside
+        with PhaseDisplay(), phase("preparing the answer", unit=""):
+            with PROCESS.importing():
+                from rptrain.inference.generate import Request, generate_text, stream_text
+                from rptrain.planner.room import free_room
+                from rptrain.runs.listing import training_beside
 
-        room = free_room(training_beside(path))
-        request = Request(path, said, max_new_tokens, temperature, seed, raw, _tell)
+            room = free_room(training_beside(path))
+            request = Request(path, said, max_new_tokens, temperature, seed, raw, _tell)
+            texts = generate_text(request, room, placement) if as_json else []
+            steps = iter(()) if as_json else stream_text(request, room, placement)
+            steps = chain([*islice(steps, 1)], steps)  # the first one loads the model
         if as_json:
-            texts = generate_text(request, room, placement)
             answers = [{"prompt": each, "text": text} for each, text in zip(said, texts, strict=True)]
             print(json.dumps(answers, indent=2, ensure_ascii=False))
         else:
-            _print_streamed(stream_text(request, room, placement), said)
+            _print_streamed(steps, said)
 
 
 def _tell(said: str) -> None:

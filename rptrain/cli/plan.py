@@ -10,6 +10,7 @@ from rptrain.cli.complete import config_keys, no_completions
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, Force
 from rptrain.utils.collecting import gc_disabled
+from rptrain.utils.phase_display import PhaseDisplay
 
 if TYPE_CHECKING:
     from rptrain.data.preview import Preview
@@ -76,7 +77,7 @@ def plan(
     --timings do not apply.
     """
     with exit_codes():
-        with gc_disabled():
+        with gc_disabled(), PhaseDisplay(shown=not as_json):
             from rptrain.planner.network import Nodes
             from rptrain.runs.outputs import Output, check
             from rptrain.runs.run_dir import resolve_config
@@ -123,9 +124,5 @@ def _print_plan(found: "PlanReport", *, as_json: bool, with_comparison: bool, sa
 
 
 def _data(found: "PlanReport", samples: int, *, quiet: bool) -> "Preview":
-    from rich.console import Console
-
-    from rptrain.train.reading import ReadingDisplay
-
-    with ReadingDisplay(quiet=quiet, console=Console(stderr=True)) as reading:
-        return found.data(samples, reading.report)
+    with PhaseDisplay(shown=not quiet):
+        return found.data(samples)

@@ -4,11 +4,13 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from rptrain.cli.complete import config_keys
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, keep_allocator_tidy
 from rptrain.runs.signals import PROCESS
+from rptrain.utils.phase_display import PhaseDisplay
 
 if TYPE_CHECKING:
     from rptrain.config.resolve import Resolved
@@ -43,7 +45,8 @@ def train(
         if launch is None or launch.world == 1:  # several processes do not wait for one that ended before
             find(resolved, warn=False)  # a run looks for it again, once torch is there
         keep_allocator_tidy()
-        with PROCESS.importing():
+        shown = not as_json and (launch is None or launch.rank == 0)
+        with PhaseDisplay(shown=shown, console=Console()), PROCESS.importing():
             from rptrain.train.run import train as run
         trained = run(resolved, quiet=as_json, watchdog=watchdog)
         if as_json and (launch is None or launch.rank == 0):
@@ -57,10 +60,11 @@ def _check(resolved: "Resolved", *, as_json: bool) -> None:
     from rptrain.runs.run_dir import find
 
     keep_allocator_tidy()
-    with PROCESS.importing():
-        from rptrain.planner.dry_run import check_run
+    with PhaseDisplay(shown=not as_json):
+        with PROCESS.importing():
+            from rptrain.planner.dry_run import check_run
 
-    check_run(resolved)
+        check_run(resolved)
     found = find(resolved, warn=False)  # the plan has warned of damaged checkpoints
     if as_json:
         values = resolved.config.model_dump(mode="json")

@@ -12,13 +12,16 @@ from rptrain.config.schema import Config
 from rptrain.data import formats
 from rptrain.data.folders import choose
 from rptrain.data.formats import Example, Tally
+from rptrain.data.progress import Watch
 from rptrain.data.read import BOM, is_list, kind_of, rows_of
 from rptrain.data.row_text import as_text, json_text, texts_of
 from rptrain.data.table_copy import copy_rows
+from rptrain.data.tokens import Document
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState, states_of
 from rptrain.utils.files import open_regular
 from rptrain.utils.liveness import progressed
+from rptrain.utils.phases import Phase, phase
 from rptrain.utils.replacing import replacing
 
 BAD = ".bad.jsonl"  # ends the name of the file of bad rows, in place of the suffix
@@ -64,7 +67,8 @@ def clean(
     reasons = {int(line): reason for line, _, reason in (text.partition(": ") for text in tally.first)}
     with ExitStack() as files:
         good, bad = (files.enter_context(_new(path, source)) for path in (to, bad_path))
-        copied = _copy(source, good, bad, reasons)
+        with phase(f"copying {source.name}", tally.total, "row") as copying:
+            copied = _copy(source, good, bad, reasons, copying)
         if copied + len(reasons) != tally.total or FileState.of(source) != state:
             raise _changed(source)
     if not reasons:
@@ -111,13 +115,16 @@ def _format_of(source: Path, config: Config | None) -> str:
 def _checked(source: Path, format: str, config: Config | None) -> Tally:
     """The counts of all rows, with the reasons of all bad ones."""
     tally = Tally(shown=sys.maxsize)
-    examples = formats.read(source, format, tally)
-    for _ in examples if config is None else _documents(examples, config, tally):
-        progressed()
+    with phase("reading data", unit="") as reading:
+        watch = Watch([source], lambda progress: progress.show(reading))
+        watch.begin(0, tally)
+        examples = watch.examples(formats.read(source, format, tally))
+        for _ in watch.documents(examples if config is None else _documents(examples, config, tally)):
+            progressed()
     return tally
 
 
-def _documents(examples: Iterator[Example], config: Config, tally: Tally) -> Iterator[object]:
+def _documents(examples: Iterator[Example], config: Config, tally: Tally) -> Iterator[Document]:
     """Renders and tokenizes examples as training does."""
     from rptrain.data.datasets import find_tokenizer
     from rptrain.data.excerpt import Settings  # imports torch
@@ -137,18 +144,22 @@ def _new(path: Path, source: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _copy(source: Path, good: BinaryIO, bad: BinaryIO, reasons: Mapping[int, str]) -> int:
-    """Writes all rows of a file, to `bad` those that have a reason. Returns the number of the others."""
+def _copy(source: Path, good: BinaryIO, bad: BinaryIO, reasons: Mapping[int, str], copying: Phase) -> int:
+    """Writes all rows of a file, to `bad` those that have a reason. Returns the number of the others. `copying` counts
+    the rows.
+    """
 
     def left_out(number: int, row: object) -> None:
         bad.write(f'{{"line": {number}, "reason": {json_text(reasons[number])}, "row": {json_text(row)}}}\n'.encode())
 
     if kind_of(source) in TABLES:
-        return copy_rows(source, good, reasons.keys(), left_out)
-    return _copy_texts(source, good, reasons.keys(), left_out)
+        return copy_rows(source, good, reasons.keys(), left_out, copying)
+    return _copy_texts(source, good, reasons.keys(), left_out, copying)
 
 
-def _copy_texts(source: Path, good: BinaryIO, without: Set[int], left_out: Callable[[int, object], None]) -> int:
+def _copy_texts(
+    source: Path, good: BinaryIO, without: Set[int], left_out: Callable[[int, object], None], copying: Phase
+) -> int:
     with open_regular(source) as file:
         marked = file.read(len(BOM)) == BOM
         file.seek(0)
@@ -160,6 +171,7 @@ def _copy_texts(source: Path, good: BinaryIO, without: Set[int], left_out: Calla
         text = next((text for place, text in texts if place == number), None)
         if text is None:
             raise _changed(source)
+        copying.done = number
         if number in without:
             left_out(number, as_text(text).rstrip("\r\n") if isinstance(row, ValueError) else row)
             continue

@@ -9,7 +9,6 @@ from rptrain.checkpoint.base_files import base_paths
 from rptrain.checkpoint.eos import eos_ids
 from rptrain.config.schema import Config, TrainSet
 from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
-from rptrain.data.progress import Report
 from rptrain.data.sequences import Sequences
 from rptrain.data.split import once, split
 from rptrain.data.template import load_template
@@ -42,21 +41,16 @@ def _tokenizer(model_dir: Path, states: tuple[FileState, ...], template: str | N
 
 
 def training_set(
-    config: Config, model_dir: Path, vocab_size: int, tokenizer: Any, report: Report | None = None
+    config: Config, model_dir: Path, vocab_size: int, tokenizer: Any
 ) -> tuple[Sequences, Sequences | None]:
-    """The sequences to train on, and those held out by data.val_size. Raises UserError for mistakes in the data.
-
-    `report` is called with the progress of reading files that are not in the cache.
-    """
-    sequences = _read(config, model_dir, vocab_size, tokenizer, config.data.train, report)
+    """The sequences to train on, and those held out by data.val_size. Raises UserError for mistakes in the data."""
+    sequences = _read(config, model_dir, vocab_size, tokenizer, config.data.train)
     return split(sequences, config.data.val_size, config.train.seed) if config.data.val_size else (sequences, None)
 
 
-def validation_set(
-    config: Config, model_dir: Path, vocab_size: int, tokenizer: Any, report: Report | None = None
-) -> Sequences:
-    """The sequences of the sets under [[data.val]]. Raises UserError for mistakes in them. `report`: see above."""
-    return once(_read(config, model_dir, vocab_size, tokenizer, config.data.val, report))
+def validation_set(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any) -> Sequences:
+    """The sequences of the sets under [[data.val]]. Raises UserError for mistakes in them."""
+    return once(_read(config, model_dir, vocab_size, tokenizer, config.data.val))
 
 
 def batches_of(sequences: Sequences, config: Config) -> Batches:
@@ -69,7 +63,6 @@ def _read(
     vocab_size: int,
     tokenizer: Any,
     sources: Sequence[TrainSet],
-    report: Report | None,
 ) -> Sequences:
     data = config.data
     sequences = prepare(
@@ -86,7 +79,6 @@ def _read(
         cache_dir=data.cache_dir,
         vocab_size=vocab_size,
         seed=config.train.seed,
-        report=report,
     )
     check_vocabulary(sequences.largest, vocab_size, model_dir)
     return sequences

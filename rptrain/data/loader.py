@@ -18,13 +18,14 @@ from rptrain.data.folders import Chosen, choose, named
 from rptrain.data.formats import Tally
 from rptrain.data.pieces import Overlong, piece
 from rptrain.data.probe import Probe
-from rptrain.data.progress import Report, Watch
+from rptrain.data.progress import Watch
 from rptrain.data.sequences import Group, Sequences, build, shuffled
 from rptrain.data.template import encode, load_template, template_for_tools
 from rptrain.data.tokens import Document, Origin, Stream, gather, tokenized
 from rptrain.data.turns import Reasoning
 from rptrain.kernels.batch import IGNORED, Batch
 from rptrain.utils.errors import UserError, describe
+from rptrain.utils.phases import Phase, during, phase
 from rptrain.utils.text import counted
 
 log = logging.getLogger(__name__)
@@ -131,12 +132,11 @@ def prepare(
     cache_dir: str | Path | None = None,
     vocab_size: int | None = None,
     seed: int = 0,
-    report: Report | None = None,
 ) -> Sequences:
     """Reads, renders, tokenizes and packs the sources in this order. Tokens are cached in `cache_dir`.
 
     For random tokens only, `tokenizer` may be None, but `vocab_size` must be given. `seed` decides which documents
-    of equal length share a sequence. `report` is called with the progress of reading. Raises UserError as `choose`,
+    of equal length share a sequence. Raises UserError as `choose`,
     `read` and `encode` do, or if no token is supervised.
     """
     if not sources:
@@ -146,7 +146,7 @@ def prepare(
     folder = Path(cache_dir) if cache_dir else cache.default_folder()
     settings = None
     if tokenizer is not None:
-        settings = Tokenizing(tokenizer, assistant_only_loss, chat_template, reasoning, folder, report)
+        settings = Tokenizing(tokenizer, assistant_only_loss, chat_template, reasoning, folder)
     streams: list[Stream] = []
     weights: list[float] = []
     others: list[tuple[TrainSet, Chosen]] = []
@@ -163,9 +163,11 @@ def prepare(
             found = settings.streams(chosen.files, source.format, max_bad_rows)
         streams += found
         weights += [source.weight] * len(found)
-    pieces = piece(streams, max_length, overlong)
-    pieces.trimmed.warn()
-    rows = build(streams, pieces, packing=packing, pad_id=_pad_id(tokenizer, vocab_size), seed=seed, weights=weights)
+    with phase("packing sequences"):
+        pieces = piece(streams, max_length, overlong)
+        pieces.trimmed.warn()
+        pad_id = _pad_id(tokenizer, vocab_size)
+        rows = build(streams, pieces, packing=packing, pad_id=pad_id, seed=seed, weights=weights)
     read = settings.rows if settings is not None else Tally()
     for sentence in notes.sentences(read.notes):
         log.warning(sentence)
@@ -184,10 +186,9 @@ class Tokenizing:
         chat_template: str | None,
         reasoning: Reasoning,
         folder: Path,
-        report: Report | None = None,
     ):
         self._tokenizer, self._chat_template, self._folder = tokenizer, chat_template, folder
-        self._assistant_only_loss, self._report = assistant_only_loss, report
+        self._assistant_only_loss = assistant_only_loss
         self._reasoning: Reasoning = reasoning
         self._eos_ids: frozenset[int] = getattr(tokenizer, "model_eos_ids", frozenset())  # see `find_tokenizer`
         self.rows, self._counted = Tally(), set[tuple[str, str]]()  # files and their formats
@@ -227,12 +228,27 @@ class Tokenizing:
         streams: list[Stream] = []
         tallies: dict[str, Tally] = {}
         cache.allow_open(len(files))
-        watch = Watch(files, self._report)
+        shown = Phase("reading data", unit="")
+        watch = Watch(files, lambda progress: progress.show(shown))
+        with during(shown):
+            self._read(files, format, watch, streams, tallies)
+        tally = Tally.joined(tallies)
+        tally.judge(max_bad_rows)
+        counted = {file: tally for file, tally in tallies.items() if (file, format) not in self._counted}
+        self._counted |= {(file, format) for file in counted}
+        self.rows += Tally.joined(counted)
+        return streams
+
+    def _read(
+        self, files: Sequence[Path], format: str, watch: Watch, streams: list[Stream], tallies: dict[str, Tally]
+    ) -> None:
+        """Adds the tokens and the counts of each file, from the cache if they are there."""
         for number, file in enumerate(files):
             if isfile(file) and getsize(file) > LARGE:
                 next(formats.read(file, format), None)  # hashing takes long: mistakes at the beginning are told before
             key = self._key(file, format)
-            found = cache.load(self._folder, key)
+            with phase(f"reading the tokens of {file.name}", unit=""):
+                found = cache.load(self._folder, key)
             if found is None:
                 log.info("tokenizing %s", file)
                 tally = Tally()
@@ -243,12 +259,6 @@ class Tokenizing:
                     found = cache.store(self._folder, key, whole, tally), tally
             streams.append(replace(found[0], name=str(file), origin=self._origin(file, format, found[1])))
             tallies[str(file)] = found[1]
-        tally = Tally.joined(tallies)
-        tally.judge(max_bad_rows)
-        counted = {file: tally for file, tally in tallies.items() if (file, format) not in self._counted}
-        self._counted |= {(file, format) for file in counted}
-        self.rows += Tally.joined(counted)
-        return streams
 
     def cached(self, file: Path, format: str) -> tuple[Stream, Tally] | None:
         """The tokens of a file that was tokenized before; None if it was not. Reads the file, for its hash."""
@@ -260,7 +270,8 @@ class Tokenizing:
         return Origin(file, format, *made, tally, self._folder)
 
     def _key(self, file: Path, format: str) -> str:
-        return cache.content_key(file, [format, *self._settings])
+        with phase(f"hashing {file.name}", _size(file), reads=True):
+            return cache.content_key(file, [format, *self._settings])
 
     def _of_whole(self, file: Path, key: str, format: str, documents: Iterable[Document]) -> Iterator[Document]:
         """The documents of a file. Raises UserError at the end, before they are cached, if the file was changed."""
@@ -269,6 +280,7 @@ class Tokenizing:
             raise UserError(f"{file} was changed while it was read: start again when no program writes it")
 
 
+@phase("loading the tokenizer", unit="")
 def load_tokenizer(directory: str | Path) -> Any:
     """The tokenizer in a model directory. Raises UserError if there is none, if it is not a fast tokenizer, or if
     transformers refuses the config.json.
@@ -304,6 +316,11 @@ def load_tokenizer(directory: str | Path) -> Any:
             "the positions of tokens in the text"
         )
     return tokenizer
+
+
+def _size(file: Path) -> int | None:
+    """The bytes of a file; None if they are unknown: its reader raises why."""
+    return getsize(file) if isfile(file) else None
 
 
 def _not_taken(sources: Sequence[tuple[TrainSet, Chosen]]) -> tuple[str, ...]:

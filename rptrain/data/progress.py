@@ -1,6 +1,5 @@
 """The progress of reading data files: rows, rows per second, and the time left."""
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,16 +10,12 @@ from typing import Protocol, TypeVar
 
 from rptrain.data.read import Position
 from rptrain.utils.errors import UserError
-from rptrain.utils.text import counted, one_line
-from rptrain.utils.units import format_duration, format_speed
+from rptrain.utils.phases import Phase
 
 PAUSE = 0.25  # seconds between two reports
 FIRST = 1.0  # seconds of measurements before there is a rate
 WINDOW = 10.0  # seconds over which the rate is measured, or more:
 ROWS = 4096  # rows over which it is measured at least, because many are finished at once
-
-_LINE = re.compile(r"reading .+: [\d,]+ rows?(?:, |$)")  # see `ReadProgress.sentence`
-_PERCENT = re.compile(r", (\d{1,3})%(?:, |$)")
 
 
 class HasLine(Protocol):
@@ -58,39 +53,16 @@ class ReadProgress:
     left: float | None  # seconds until all files are read, as far as is known
     done: bool = False  # this file was read to its end
 
-    def sentence(self) -> str:
-        """Such as "reading chats.jsonl: 24,000 rows, 2,500 rows/s, 40%, 14 s left". `is_sentence` recognizes it."""
-        parts = [counted(self.rows, "row")]
-        if self.rate is not None:
-            parts.append(f"{format_speed(self.rate)} rows/s")
-        if self.share is not None:
-            parts.append(f"{int(100 * self.share)}%")
-        if self.left is not None:
-            parts.append(f"{format_duration(self.left)} left")
-        return f"reading {self._name}: {', '.join(parts)}"
-
-    def summary(self) -> str:
-        """Such as "read 60,000 rows of chats.jsonl in 24 s (2,500 rows/s)"."""
-        rate = f" ({format_speed(self.rows / self.seconds)} rows/s)" if self.seconds else ""
-        return f"read {counted(self.rows, 'row')} of {self._name} in {format_duration(self.seconds)}{rate}"
-
-    @property
-    def _name(self) -> str:
-        return one_line(self.file) + (f" ({self.number:,} of {self.files:,})" if self.files > 1 else "")
+    def show(self, phase: Phase) -> None:
+        """Show it as the progress of a phase, such as "reading a.jsonl: 24,000 rows, 2,500 rows/s, 40%, 14 s left"."""
+        files = f" ({self.number:,} of {self.files:,})" if self.files > 1 else ""
+        phase.name, phase.unit, phase.done = f"reading {self.file}{files}", "row", self.rows
+        phase.rate, phase.share, phase.left = self.rate, self.share, self.left
+        if self.done and self.seconds:
+            phase.rate = self.rows / self.seconds
 
 
 Report = Callable[[ReadProgress], object]  # called a few times per second, and at the end of each file
-
-
-def is_sentence(line: str) -> bool:
-    """Whether a line of a trainer's output is a `ReadProgress.sentence`."""
-    return _LINE.match(line) is not None
-
-
-def share_in(sentence: str) -> float | None:
-    """The share of all bytes that a `ReadProgress.sentence` names."""
-    found = _PERCENT.search(sentence)
-    return None if found is None else int(found[1]) / 100
 
 
 @dataclass(frozen=True)
@@ -103,16 +75,14 @@ class _Sample:
 
 
 class Watch:
-    """Counts the rows of a data set's files while they are read, and reports them. `report`: None to do nothing.
+    """Counts the rows of a data set's files while they are read, and reports them.
 
     A row costs a look at the clock, less than a thousandth of what its rendering and tokenizing take.
     """
 
-    def __init__(
-        self, files: Sequence[Path], report: Report | None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, files: Sequence[Path], report: Report, clock: Callable[[], float] = time.monotonic) -> None:
         self._files, self._report, self._clock = files, report, clock
-        self._sizes = [] if report is None else [_size(file) for file in files]
+        self._sizes = [_size(file) for file in files]
         self._samples = deque[_Sample]()
         self._number = -1
         self._before = 0  # rows of the files before
@@ -126,31 +96,25 @@ class Watch:
         self._position: Position | None = None
         self._began = self._due = self._clock()
 
-    def examples(self, examples: Iterable[T]) -> Iterable[T]:
+    def examples(self, examples: Iterable[T]) -> Iterator[T]:
         """The examples of the file. They report progress, too, because rows that are refused give no documents."""
-        return examples if self._report is None else self._watched(examples)
-
-    def documents(self, documents: Iterable[D]) -> Iterable[D]:
-        """The documents of the file in the order of their lines, in which they are counted."""
-        return documents if self._report is None else self._counted(documents, self._report)
-
-    def _watched(self, examples: Iterable[T]) -> Iterator[T]:
         for example in examples:
             self._look()
             yield example
 
-    def _counted(self, documents: Iterable[D], report: Report) -> Iterator[D]:
+    def documents(self, documents: Iterable[D]) -> Iterator[D]:
+        """The documents of the file in the order of their lines, in which they are counted."""
         for document in documents:
             self._documents += 1
             self._line = document.line
             self._look()
             yield document
-        report(self._reading(self._clock(), done=True))
+        self._report(self._reading(self._clock(), done=True))
         self._before += self._counts.total
 
     def _look(self) -> None:
         now = self._clock()
-        if now >= self._due and self._report is not None:
+        if now >= self._due:
             self._due = now + PAUSE
             self._report(self._reading(now))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rptrain.data.read import kind_of
 from rptrain.utils.errors import UserError
+from rptrain.utils.phases import Phase
 
 if TYPE_CHECKING:
     from pyarrow import DataType, RecordBatch
@@ -18,9 +19,11 @@ AT_ONCE = 1024  # rows that are decoded at once
 Write = Callable[["RecordBatch"], None]
 
 
-def copy_rows(path: Path, to: BinaryIO, without: Set[int], left_out: Callable[[int, dict[str, Any]], None]) -> int:
+def copy_rows(
+    path: Path, to: BinaryIO, without: Set[int], left_out: Callable[[int, dict[str, Any]], None], copying: Phase
+) -> int:
     """Writes the rows of a file that was read before, but for those of some numbers, from 1, for which it calls
-    `left_out` with number and row. Returns the number of rows written.
+    `left_out` with number and row; `copying` counts them. Returns the number of rows written.
 
     Raises UserError if a row cannot be decoded or written.
     """
@@ -41,6 +44,7 @@ def copy_rows(path: Path, to: BinaryIO, without: Set[int], left_out: Callable[[i
                         left_out(number + place + 1, _row(batch.slice(place, 1)))
                     start = place + 1
                 number += len(batch)
+                copying.done = number
     except pyarrow.ArrowException as error:
         raise UserError(f"{path}: its rows cannot be copied: {error}") from error
     return copied

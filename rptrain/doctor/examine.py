@@ -4,13 +4,16 @@ from pathlib import Path
 
 from rptrain.doctor import gpu, host, links, products
 from rptrain.doctor.checks import Check
+from rptrain.utils.phases import phase
 
 
 def examine(runs: Path) -> list[Check]:
     """Runs all checks, in a few seconds. `runs`: the folder of runs, whose disk is checked; it need not exist."""
-    rates = products.examine()  # first: the driver then says whether other work uses a GPU
+    with phase("measuring matrix products", unit=""):
+        rates = products.examine()  # first: the driver then says whether other work uses a GPU
     gpus = gpu.examine()
-    together = links.examine(idle=not any("used" in one.figures for one in rates))
+    with phase("measuring transfers", unit=""):
+        together = links.examine(idle=not any("used" in one.figures for one in rates))
     return [
         *gpus,
         *gpu.models(),

@@ -309,6 +309,11 @@ class Engine:
         return sum(device.starved for device in devices) / len(devices)
 
     @property
+    def passes(self) -> int:
+        """The passes of micro-batches through stages that were issued to the devices. Any thread may read it."""
+        return sum(device.passes for device in self._context.recorder.devices)
+
+    @property
     def readings(self) -> tuple[Reading, ...]:
         """All readings of `meter`."""
         return () if self._meter is None else self._meter.readings

@@ -135,6 +135,7 @@ class DeviceRecorder:
         self._busy: dict[Kind, float] = {"F": 0.0, "FB": 0.0, "B": 0.0}
         self.starved = 0.0  # seconds in which a watched device had nothing to compute for want of updated weights
         self._in_progress: deque[Pass] = deque()
+        self.passes = 0  # of micro-batches through stages, that were issued
         self._computed: deque[Computation] = deque()  # that have ended, of the last iterations
         self._issuing: Pass | None = None  # the micro-batch of which pieces are still to come
         self._span: Span | None = None  # the micro-batch that is being issued, in a traced engine
@@ -224,6 +225,7 @@ class DeviceRecorder:
     def issued(self) -> None:
         """The micro-batch, and the transfers that go with it, were issued."""
         self._issuing = None
+        self.passes += 1
         if self._span is not None:
             self._span.issued = time.perf_counter()
 

@@ -20,6 +20,7 @@ from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights
 from rptrain.models.weights.quantized import readable
 from rptrain.utils import control_groups, numa
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.phases import phase
 
 ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked separately
 PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
@@ -86,14 +87,18 @@ class Arena:
             else:
                 refused = True
 
-        in_parallel(register, sorted(self._pieces, key=len, reverse=True))
+        with phase("page-locking host memory", sum(map(len, self._pieces))) as locking:
+            in_parallel(
+                register, sorted(self._pieces, key=len, reverse=True), done=lambda piece: locking.add(len(piece))
+            )
         if refused:
             _unregister(self._registered)
         self.locked = not refused
 
     def close(self) -> None:
         """Unlocks the memory. It is unmapped when its last tensor is deleted, and never before it is unlocked."""
-        self._unregister()
+        with phase("unlocking host memory", unit=""):
+            self._unregister()
         self._pieces.clear()
         self._base, self._map = self._base.new_empty(0), None
 
@@ -326,9 +331,11 @@ class ModelStore:
             (state.masters, state.params[state.newest][state.own]) for state in self.units if state.masters is not None
         ]
         pieces = [piece for pair in pairs for piece in zip(*(flat.split(COPIED) for flat in pair), strict=True)]
-        in_parallel(lambda piece: piece[0].copy_(piece[1]), pieces)
+        with phase("copying weights", sum(target.nbytes for target, _ in pieces)) as copying:
+            in_parallel(lambda piece: piece[0].copy_(piece[1]), pieces, done=lambda piece: copying.add(piece[0].nbytes))
         wired = (state.wire_writes(generation) for state in self.units for generation in range(len(state.wire)))
-        in_parallel(lambda write: write(), (write for writes in wired for write in writes))
+        with phase("quantizing weights for the devices", unit=""):
+            in_parallel(lambda write: write(), (write for writes in wired for write in writes))
 
     def close(self) -> None:
         self._arena.close()

@@ -10,6 +10,7 @@ from rptrain.inference.placement import SLOTS, Placement
 from rptrain.kernels.quant import Quantized
 from rptrain.models.layers.generate import Weights
 from rptrain.models.spec import Unit
+from rptrain.utils.phases import phase
 
 UnitTensors = tuple[Mapping[str, Tensor], Mapping[str, Quantized]]  # of a unit: plain ones, and quantized ones
 
@@ -107,8 +108,13 @@ class Streamed:
 def _loaded(model: Model, *, lock: bool = False) -> list[Tensor]:
     """The bytes of each unit in host memory, as `unit.held` describes them. `lock`: page-locked."""
     sizes = [unit.nbytes(model.dtype.itemsize) for unit in model.spec.units]
-    flats = [torch.zeros(size, dtype=torch.uint8, pin_memory=lock) for size in sizes]
-    model.load(flats)
+    with phase("allocating host memory", sum(sizes)) as allocating:
+        flats = []
+        for size in sizes:
+            flats.append(torch.zeros(size, dtype=torch.uint8, pin_memory=lock))
+            allocating.add(size)
+    with phase("reading weights", model.nbytes, reads=True):
+        model.load(flats)
     return flats
 
 

@@ -61,7 +61,6 @@ from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set
 from rptrain.data.preview import Preview, preview
-from rptrain.data.progress import Report
 from rptrain.engine.meter import Measured
 from rptrain.models.layers import balance
 from rptrain.models.layers.block import BlockShape
@@ -93,6 +92,7 @@ from rptrain.schedule.roofline import Sizes, Verdict, backward_intensity, forwar
 from rptrain.schedule.simulate import Timeline, simulate
 from rptrain.schedule.trace import chrome_trace
 from rptrain.utils.errors import UserError
+from rptrain.utils.phases import phase
 
 PICTURE_CHUNK = 256 << 20  # bytes: pictures show no smaller pieces of a copy
 
@@ -152,11 +152,11 @@ class PlanReport:
         machine = self.hardware.machine
         return ridge(machine.card.peak.bf16, machine.link)
 
-    def data(self, samples: int, report: Report | None = None) -> Preview:
-        """Reads the data, and reports how far it is read. Raises UserError for mistakes in it."""
+    def data(self, samples: int) -> Preview:
+        """Reads the data. Raises UserError for mistakes in it."""
         model_dir, spec = training_model(self.config)
         tokenizer = find_tokenizer(self.config, model_dir)
-        rows, _ = training_set(self.config, model_dir, spec.vocab_size, tokenizer, report)
+        rows, _ = training_set(self.config, model_dir, spec.vocab_size, tokenizer)
         return preview(batches_of(rows, self.config), tokenizer, samples)
 
     def timeline(self) -> Timeline:
@@ -234,6 +234,7 @@ class PlanReport:
         return {"estimates": estimates, "suggested": better and better.to_dict()["settings"]} if estimates else None
 
 
+@phase("planning", unit="")
 def report(
     resolved: Resolved, flags: MachineFlags, timings: Path | None = None, nodes: Nodes | None = None
 ) -> PlanReport:

@@ -84,6 +84,8 @@ class Step(Event):
     supervised: Int
     tokens_per_second: Float  # average since the last record, or of the last steps if they took longer
     skipped: Bool = False
+    warm_up: Bool = False  # tokens_per_second is that of all steps so far, with the slow first ones: too few others
+    compiled: Int = 0  # kernels that were compiled since the last record
 
     severity: ClassVar[Severity] = "warning"  # of the sentence for a skipped step
 

@@ -62,16 +62,25 @@ class StepNumbers:
     loss: Float | None
     learning_rate: Float
     grad_norm: Float | None
-    tokens_per_second: Float | None  # average of the last steps
+    tokens_per_second: Float | None  # average of the last steps; None while the run warms up
     seconds: Float | None = None  # duration of the step
 
     @classmethod
     def of(
-        cls, step: int, loss: float, rate: float, norm: float | None, speed: float, seconds: float | None
+        cls, step: int, loss: float, rate: float, norm: float | None, speed: float | None, seconds: float | None
     ) -> "StepNumbers":
         """The numbers of a step, where numbers that are not finite become None. `speed`: tokens per second."""
         duration = None if seconds is None else round(seconds, 6)
-        return cls(step, _finite(loss), rate, _finite(norm), round(speed, 3), duration)
+        speed = None if speed is None else round(speed, 3)
+        return cls(step, _finite(loss), rate, _finite(norm), speed, duration)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the process does, for longer than a moment: see `rptrain.utils.phases`."""
+
+    text: str  # such as "reading weights: 3.20 GiB of 15.0 GiB, 21%, 14 s left"
+    share: Float | None  # that is done; None if it is unknown
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,7 @@ class Snapshot:
     optimizer: OptimizerState | None
     last: StepNumbers | None = None  # the last step, in the first snapshot after its end
     timeline: StepTimeline | None = None  # of a recent step, every few seconds
+    work: Work | None = None  # a phase that has lasted for some seconds
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -97,9 +107,9 @@ class Snapshot:
         return self.free < LOW_MEMORY * (self.process + self.free)
 
     def to_line(self) -> str:
-        """The snapshot as JSON on one line, without `last`, `timeline` and fields of lanes that are None."""
+        """The snapshot as JSON on one line, without `last`, `timeline`, `work` and fields of lanes that are None."""
         record = {"schema": SCHEMA, **asdict(self)}
-        for name in ("last", "timeline"):
+        for name in ("last", "timeline", "work"):
             if record[name] is None:
                 del record[name]
         record["lanes"] = [

@@ -17,6 +17,7 @@ from typing import Any
 
 from rptrain.utils.native import library as native_library
 from rptrain.utils.native_watchdog import Ending, NativeWatchdog
+from rptrain.utils.phases import phase
 
 INTERRUPTED = 130  # the exit code
 THIRD = 3  # the signal that ends the process
@@ -110,7 +111,8 @@ class Signals:
         """
         before, self._at_once = self._at_once, self.installed
         try:
-            yield
+            with phase("loading libraries", unit=""):
+                yield
         finally:
             self._at_once = before
 

@@ -106,6 +106,7 @@ class RunView:
         self.last_event: float | None = None
         self._latest: StepNumbers | None = None  # from snapshots
         self._completed = 0  # the last step according to other records of the newest process
+        self._average: float | None = None  # tokens per second of a process that has only warmed up
         self._first_step = 0.0  # the newest process started after this step
         self._pace = Pace()
         self.training_time = TrainingTime()
@@ -238,7 +239,7 @@ class RunView:
     @property
     def tokens_per_second(self) -> float | None:
         """Of the last steps of this process or, if the run has ended, the median of the last reports; None if
-        unknown.
+        unknown. Steps in which kernels were compiled do not count, and neither does the first one of a process.
         """
         latest = self.latest
         if self._told == "paused":
@@ -247,6 +248,11 @@ class RunView:
             return None if latest is None or latest.step <= self._first_step else latest.tokens_per_second
         speeds = [speed for speed in self.steps.column("tokens_per_second")[-REPORTS:] if not isnan(speed)]
         return median(speeds) if speeds else None
+
+    @property
+    def average_tokens_per_second(self) -> float | None:
+        """Of a run that ended before its speed was known: that of all steps, with the slow first ones; else None."""
+        return self._average if self.ended and self.tokens_per_second is None else None
 
     @property
     def loss(self) -> float | None:
@@ -441,7 +447,8 @@ class RunView:
         self.timeline = None  # of the plan before
 
     def _on_step(self, record: Mapping[str, Any]) -> None:
-        self.steps.append(record)
+        self.steps.append({**record, "tokens_per_second": None} if record["warm_up"] else record)
+        self._average = record["tokens_per_second"] if record["warm_up"] else None
         self._told = "training"
         if not self.training_time.counts:  # of a long run, the end of the pause was not read
             self.training_time.begin(record["time"])

@@ -11,7 +11,6 @@ from typing import Any
 
 import rptrain
 from rptrain.config.resolve import Resolved
-from rptrain.data.progress import Report
 from rptrain.engine.distributed.launch import Launch
 from rptrain.planner.hardware import here
 from rptrain.planner.memory import with_saved
@@ -29,6 +28,7 @@ from rptrain.train.run_end import RunEnd
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import UserError
 from rptrain.utils.liveness import progressed
+from rptrain.utils.phases import phase
 from rptrain.utils.replacing import replace_file
 
 RUN = "run"  # the key under which the group remembers its run
@@ -63,19 +63,16 @@ class Prepared:
     job: Job
 
 
-def prepare_run(
-    resolved: Resolved, launch: Launch | None, group: Group, stack: ExitStack, report: Report | None = None
-) -> Prepared:
+def prepare_run(resolved: Resolved, launch: Launch | None, group: Group, stack: ExitStack) -> Prepared:
     """Prepare a new run, or to resume the one that save.resume selects, or that the group trained before a restart.
 
     Everything is checked before memory is allocated. UserError for what a user can fix. The stack closes the log.
-    `report` is called with the progress of reading the data.
     """
     found = find(_restarted(resolved, group))  # a run that cannot be resumed is reported before data is read
     if found is None or forks(*found):  # seen before data is read
         check_creatable(resolved.config.save.output_dir, resolved.config.log.run_name or "run")
     resume = None if found is None else Resume.open(*found, stack)
-    resolved, job = _prepare(resolved, found, launch, resumed=found is not None, report=report)
+    resolved, job = _prepare(resolved, found, launch, resumed=found is not None)
     if resume is not None:
         resume.check(job)
     return Prepared(resolved, found, resume, job)
@@ -106,7 +103,8 @@ def share(
     with group.main.together():
         if begun is None:
             begun = _join(told, resolved, launch, group, watchdog, stack)
-    _check_alike(begun.job, group)
+    with phase("waiting for the other processes", unit=""):
+        _check_alike(begun.job, group)
     return begun
 
 
@@ -186,12 +184,12 @@ def _prepare(
     launch: Launch | None,
     *,
     resumed: bool,
-    report: Report | None = None,
 ) -> tuple[Resolved, Job]:
     """Replace "auto" in the config and check everything, before memory is allocated."""
-    hardware = with_saved(here(resolved.config.engine, launch), found)
+    with phase("looking for devices", unit=""):
+        hardware = with_saved(here(resolved.config.engine, launch), found)
     resolved = resolve_auto(resolved, found, hardware)
-    job = prepare_job(resolved.config, hardware, weights_needed=not resumed, report=report)
+    job = prepare_job(resolved.config, hardware, weights_needed=not resumed)
     check_adapters(job.config, job.files)
     if resumed:
         assert found is not None

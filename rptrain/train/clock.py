@@ -40,32 +40,51 @@ class Clock:
 
 
 class Throughput:
-    """Tokens per second, by a clock.
+    """Tokens per second, by a clock, without the steps in which the run warms up.
 
-    Two short steps may run at once, with async updates, and end one right after the other. So the speed is always an
-    average of the last STEPS steps or more, and of the last SECONDS seconds or more, as far as training ran so long.
-    The first step, which may compile kernels, counts only until STEPS others have ended.
+    With async updates (`asynchronous`), two short steps may run at once and end one right after the other. So the speed
+    is an average of the last STEPS steps or more, and of the last SECONDS seconds or more, as far as so many were
+    counted; of fewer, it is an average of pairs.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._ends = deque([(0.0, 0)])  # seconds and tokens so far, at the ends of the last steps
+    def __init__(self, clock: Clock, *, asynchronous: bool = False) -> None:
+        self._clock, self._least = clock, 1 + asynchronous
+        self._ends = deque([(0.0, 0)])  # seconds and tokens of the steps that count, at the ends of the last ones
         self._lap = 0.0, 0  # the same at the last lap
-        self._with_first = True  # whether the speed includes the first step
+        self._left_out = 0.0  # seconds of the steps that do not count
+        self._tokens = 0  # of all steps
 
-    def finished(self, tokens: int) -> float:
-        """A step with these tokens has ended. Returns the speed."""
-        ends, now = self._ends, self._clock.seconds
-        ends.append((now, ends[-1][1] + tokens))
-        while len(ends) > STEPS + 1 and (self._with_first or now - ends[1][0] >= SECONDS):
+    def finished(self, tokens: int, *, warm_up: bool = False) -> float | None:
+        """A step with these tokens has ended. Returns the speed; None until enough steps were counted.
+
+        `warm_up`: it does not count, because kernels were compiled meanwhile, for example.
+        """
+        self._tokens += tokens
+        ends, seconds = self._ends, self._clock.seconds - self._left_out
+        if warm_up:
+            self._left_out += seconds - ends[-1][0]
+            return self._speed()
+        ends.append((seconds, ends[-1][1] + tokens))
+        while len(ends) > STEPS + 1 and seconds - ends[1][0] >= SECONDS:
             ends.popleft()
-            self._with_first = False
-        return _speed(ends[0], ends[-1])
+        return self._speed()
 
-    def lap(self) -> float:
-        """The speed, as an average of all steps since the last lap."""
+    def lap(self) -> float | None:
+        """The speed, as an average of all steps that were counted since the last lap."""
         before, self._lap = self._lap, self._ends[-1]
-        return _speed(min(before, self._ends[0]), self._lap)
+        speed = self._speed()
+        return speed if speed is None or before >= self._ends[0] else _speed(before, self._lap)
+
+    def average(self) -> float:
+        """The tokens per second of all steps so far, with those in which the run has warmed up."""
+        return self._tokens / self._clock.seconds
+
+    def _speed(self) -> float | None:
+        counted = len(self._ends) - 1
+        if counted < self._least:
+            return None
+        first = counted % self._least if counted < STEPS else 0
+        return _speed(self._ends[first], self._ends[-1])
 
 
 def _speed(start: tuple[float, int], end: tuple[float, int]) -> float:

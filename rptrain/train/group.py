@@ -17,6 +17,7 @@ from rptrain.runs.control import Commands
 from rptrain.runs.events import Event, ProcessSlow
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import UserError
+from rptrain.utils.phases import phase
 
 STEPS = 20  # steps whose times are compared
 SLOW = 1.2  # times the median of all processes
@@ -113,7 +114,7 @@ def joined(launch: Launch | None, watchdog: Watchdog) -> Iterator[Group]:
         return
     lost = True
     try:
-        with watchdog.doing("meeting the other processes"):
+        with watchdog.doing("meeting the other processes"), phase("meeting the other processes", unit=""):
             peers = Peers(launch)
         with peers:
             yield Group(peers, Processes.of(peers), Processes.of(peers), kept)

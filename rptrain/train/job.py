@@ -17,7 +17,6 @@ from rptrain.config.schema import Config
 from rptrain.data import padding
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set, validation_set
 from rptrain.data.loader import RANDOM, Batches
-from rptrain.data.progress import Report
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import load_template
 from rptrain.data.tokens import Stream
@@ -39,6 +38,7 @@ from rptrain.planner.timings import Conditions
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
 from rptrain.utils.limited import end_idle
+from rptrain.utils.phases import phase
 
 log = logging.getLogger(__name__)
 
@@ -117,19 +117,17 @@ class Job:
         return self.config.optim.update == "async"
 
 
-def prepare_job(
-    config: Config, hardware: Hardware | None = None, *, weights_needed: bool = True, report: Report | None = None
-) -> Job:
+def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_needed: bool = True) -> Job:
     """Check everything that the run needs, the cheapest checks first. UserError for what a user can fix.
 
     `hardware` is detected by default. With `weights_needed=False`, for a resumed run, the model's weight files are
-    checked only if some are frozen or carried along: the others are in the checkpoint. `report` is called with
-    the progress of reading the data.
+    checked only if some are frozen or carried along: the others are in the checkpoint.
     """
     model_dir, spec = training_model(config)
     hardware = hardware or here(config.engine)
     spec = for_hardware(spec, config, hardware)
-    files = find_files(config, model_dir, spec) if weights_needed or spec.frozen or spec.carried else None
+    with phase("checking the model's files", unit=""):
+        files = find_files(config, model_dir, spec) if weights_needed or spec.frozen or spec.carried else None
     initial_adapter = adapter_of(config, spec) if weights_needed and files is not None else None
     if weights_needed:
         padding.check(spec, model_dir)
@@ -145,9 +143,9 @@ def prepare_job(
     if config.eval.questions:
         check_questions(tokenizer)
     plan, memory = _plan(config, spec, hardware)
-    sequences, held_out = training_set(config, model_dir, spec.vocab_size, tokenizer, report)
+    sequences, held_out = training_set(config, model_dir, spec.vocab_size, tokenizer)
     if config.data.val:
-        held_out = validation_set(config, model_dir, spec.vocab_size, tokenizer, report)
+        held_out = validation_set(config, model_dir, spec.vocab_size, tokenizer)
     end_idle()  # those that tokenized: the run does not need them
     batches = batches_of(sequences, config)
     validation = None if held_out is None else batches_of(held_out, config)
@@ -183,6 +181,7 @@ def prepare_job(
     )
 
 
+@phase("planning", unit="")
 def resolve_auto(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware: Hardware) -> Resolved:
     """Replace "auto" in the config with the values of the resumed run, or the fastest ones according to the planner."""
     config = resolved.config
@@ -195,6 +194,7 @@ def resolve_auto(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware
     return auto.with_values(resolved, auto.resolve_auto(config, spec, hardware), "planned")
 
 
+@phase("planning", unit="")
 def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan, MemoryPlan]:
     """The plan and its memory. UserError, with advice, if it does not fit."""
     try:

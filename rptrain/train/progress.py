@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 
@@ -15,17 +16,18 @@ from rptrain.runs.lanes import Phase
 from rptrain.runs.loss_change import finished_sentence
 from rptrain.runs.pace import REPORTS, SHORTEST
 from rptrain.runs.view import RunView
-from rptrain.utils.console import TerminalBar
+from rptrain.utils.phase_display import PhaseDisplay
+from rptrain.utils.phases import Phase as LongPhase
 from rptrain.utils.units import format_duration, format_loss, format_rate
 
 TOLD = (BestLoaded, Resumed, LossesRepeated)
 
 
-class ProgressDisplay(TerminalBar):
-    """Shows the progress of training: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
+class ProgressDisplay(PhaseDisplay):
+    """Shows the progress of training and its long phases: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
 
     def __init__(self, total_steps: int, *, quiet: bool = False, console: Console | None = None) -> None:
-        super().__init__(console or Console(), total_steps, shown=not quiet)
+        super().__init__(shown=not quiet, console=console or Console(), transient=False, environment={})
         self._total = total_steps
         self._recent: deque[Step] = deque(maxlen=REPORTS)  # reported steps, over which the pace is measured
         self._done = 0
@@ -58,12 +60,23 @@ class ProgressDisplay(TerminalBar):
                 self._recent.append(replace(last, step=self._done, time=time.time()))
             self._refresh()
 
+    def __enter__(self) -> Self:
+        self._refresh()
+        self._show()
+        return super().__enter__()
+
+    def _draw_phase(self, now: LongPhase | None) -> None:
+        if now is None:
+            self._refresh()
+        else:
+            super()._draw_phase(now)
+
     def _refresh(self) -> None:
         if not self._has_bar:
             return
         text = f"step {self._done}/{self._total}"
-        if self._recent:
-            text = describe(self._recent, self._total, self._done)
+        if recent := tuple(self._recent):  # in the thread that looks at phases, too
+            text = describe(recent, self._total, self._done)
         if self._phase != "training":
             text = f"{text}  {self._phase}"
         self._draw(text, self._done, self._total)
@@ -96,7 +109,12 @@ def describe(recent: Sequence[Step], total_steps: int, done: int | None = None) 
         parts.append("skipped: the gradients were not finite")
     elif step.loss is not None:
         parts.append(f"loss {format_loss(step.loss)}")
-    parts.append(format_rate(step.tokens_per_second))
+    if not step.warm_up:
+        parts.append(format_rate(step.tokens_per_second))
+    elif step.step < total_steps:
+        parts.append("compiling" if step.compiled else "warming up")
+    else:
+        parts.append(f"{format_rate(step.tokens_per_second)} with the warm-up")
     if step.time - first.time >= SHORTEST:
         rest = (step.time - first.time) / (step.step - first.step) * (total_steps - done)
         parts.append(f"ETA {format_duration(rest)}")

@@ -4,17 +4,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
+from rich.console import Console
+
 from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
 from rptrain.planner.refusals import check_trackers
 from rptrain.runs.control import Control, StopRequested
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.signals import PROCESS
-from rptrain.train.begin import Begun, begin_run, prepare_run, share
+from rptrain.train.begin import Begun, begin_run, prepare_run, record_start, share
 from rptrain.train.group import Group, joined
 from rptrain.train.heading import heading
 from rptrain.train.progress import ProgressDisplay, record
-from rptrain.train.reading import ReadingDisplay
 from rptrain.train.replan import with_recorded_times
 from rptrain.train.save import Saver
 from rptrain.train.setup import open_store
@@ -22,6 +23,7 @@ from rptrain.train.telemetry import Telemetry
 from rptrain.train.trackers import Trackers
 from rptrain.train.trainer import Trainer
 from rptrain.train.watchdog import Watchdog, Watched
+from rptrain.utils.phase_display import PhaseDisplay
 
 PATIENCE = 60.0  # most seconds to wait for the telemetry or a tracker, neither of which is needed to train
 
@@ -37,7 +39,9 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
     """
     launch = Launch.of()
     begun: Begun | None = None
-    with PROCESS.handled(), ExitStack() as stack:
+    shown = not quiet and (launch is None or launch.rank == 0)
+    with PROCESS.handled(), ExitStack() as stack, ExitStack() as preparing:
+        preparing.enter_context(PhaseDisplay(shown=shown, console=Console()))
         watchdog = watchdog or stack.enter_context(Watchdog())
         watchdog.configure(resolved.config.engine.stall_timeout, resolved.config.engine.stall_action)
         group = stack.enter_context(joined(launch, watchdog))
@@ -46,14 +50,14 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
                 with group.main.together():
                     if group.first:
                         check_trackers(resolved.config.log.report_to)
-                        with ReadingDisplay(quiet=quiet) as reading:
-                            prepared = prepare_run(resolved, launch, group, stack, reading.report)
+                        prepared = prepare_run(resolved, launch, group, stack)
                         with PROCESS.shielded():
                             begun = begin_run(prepared, group, watchdog, stack)
                 if begun is None or group.size > 1:
                     begun = share(begun, resolved, launch, group, watchdog, stack)
             PROCESS.check()
-            progress = stack.enter_context(ProgressDisplay(begun.job.total_steps, quiet=quiet or not group.first))
+            preparing.close()
+            progress = stack.enter_context(ProgressDisplay(begun.job.total_steps, quiet=not shown))
             for line in heading(begun.run, begun.checkpoint, begun.job):
                 progress.note(line)
             try:
@@ -90,6 +94,7 @@ def _trainer(begun: Begun, group: Group, progress: ProgressDisplay, watchdog: Wa
     telemetry = Telemetry(records.path, job.devices, emit, log.check, patience, run.saved_step)
     stack.enter_context(telemetry)
     end.observers += (telemetry,)
+    record_start(log, job, group.size, begun.earlier.trained)  # before memory is page-locked, which takes long
     store = stack.enter_context(open_store(job))
     end.saver = saver = stack.enter_context(
         Saver(run, store.units, job.base, job.config.save, emit, log.check, group.saving)

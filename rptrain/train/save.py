@@ -23,6 +23,7 @@ from rptrain.runs.run_dir import RunDir
 from rptrain.train.job import Job
 from rptrain.train.validation import EarlyStopping
 from rptrain.utils.errors import UserError, describe
+from rptrain.utils.phases import Phase, during
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Saver:
         self._run, self._units, self._base, self._config = run, units, base, config
         self._emit, self._check = emit, check
         self._pool = ThreadPoolExecutor(1, "saver")
-        self._current: tuple[int, Future[None]] | None = None
+        self._current: tuple[int, Future[None], Phase] | None = None
         self._canceled = threading.Event()
 
     def begin(
@@ -78,7 +79,9 @@ class Saver:
             scale = snapshot.loss_scale
             meta["loss_scale"] = {"scale": scale.scale, "before": scale.before, "good": scale.good}
         paused = time.perf_counter() - began
-        self._current = step, self._pool.submit(self._save, snapshot, step, meta, began, paused, drained, done)
+        progress = Phase(f"saving checkpoint-{step}")
+        future = self._pool.submit(self._save, snapshot, step, meta, began, paused, drained, done, progress)
+        self._current = step, future, progress
 
     def poll(self) -> None:
         """If the current save has finished, record whether it failed; never waits."""
@@ -89,9 +92,10 @@ class Saver:
         """Wait for the current save. If it failed, emit SaveFailed; if it is `required`, also raise the error."""
         if self._current is None:
             return
-        (step, future), self._current = self._current, None
+        (step, future, progress), self._current = self._current, None
         try:
-            future.result()
+            with during(progress):
+                future.result()
         except (OSError, UserError) as error:
             self._emit(SaveFailed(step, describe(error)))
             if required:
@@ -114,6 +118,7 @@ class Saver:
         paused: float,
         drained: float,
         done: Callable[[], None] | None,
+        progress: Phase,
     ) -> None:
         try:
             with snapshot:
@@ -128,6 +133,7 @@ class Saver:
                     release=snapshot.release,
                     proceed=self._proceed,
                     processes=self._processes,
+                    progress=progress,
                 )
             seconds = time.perf_counter() - began
             paused = min(paused + snapshot.waited, seconds)

@@ -17,7 +17,7 @@ from rptrain.engine.recorder import Activity, LaneState
 from rptrain.engine.store import available_bytes
 from rptrain.engine.trace import Span
 from rptrain.runs.events import Event, MemoryLow, Slots, SlotTime, TelemetryFailed
-from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, OptimizerState, Phase, Snapshot, StepNumbers
+from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, OptimizerState, Phase, Snapshot, StepNumbers, Work
 from rptrain.runs.line_file import LineFile
 from rptrain.runs.timeline import StepTimeline, window
 from rptrain.runs.usage import progress_of
@@ -25,6 +25,7 @@ from rptrain.schedule.plan import Slot
 from rptrain.utils.errors import RunDeleted, UserError, describe
 from rptrain.utils.liveness import progressed
 from rptrain.utils.nvml import Driver, GpuStatus
+from rptrain.utils.phases import current
 
 INTERVAL = 0.25  # seconds between two records
 TIMELINE = 5.0  # seconds between two records with the timeline of a step
@@ -161,7 +162,9 @@ class Telemetry:
             last = None
         elif last is not None:
             self._written_step = last.step
-        return Snapshot(time.time(), round(seconds, 4), phase, process, free, lanes, optimizer, last, timeline)
+        long = current()
+        work = None if long is None else Work(long.sentence(), long.fraction)
+        return Snapshot(time.time(), round(seconds, 4), phase, process, free, lanes, optimizer, last, timeline, work)
 
     def _due_timeline(self, now: float) -> StepTimeline | None:
         """The timeline of the last step that nothing interrupted, if it is time to record one."""

@@ -137,7 +137,7 @@ def scalars(event: Event) -> tuple[dict[str, float], int] | None:
                 "train/loss": event.loss,
                 "train/grad_norm": event.grad_norm,
                 "train/learning_rate": event.learning_rate,
-                "train/tokens_per_second": event.tokens_per_second,
+                "train/tokens_per_second": None if event.warm_up else event.tokens_per_second,
             }
             return {name: value for name, value in found.items() if value is not None}, event.step
         case Evaluation():

@@ -18,14 +18,16 @@ from rptrain.engine.meter import Meter
 from rptrain.engine.store import ModelStore
 from rptrain.inference.evaluate import ask_questions
 from rptrain.kernels.batch import Batch
+from rptrain.kernels.compiling import COMPILED
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, Commands, Control, StopRequested
-from rptrain.runs.lanes import Phase, StepNumbers
+from rptrain.runs.lanes import Phase as RunPhase
+from rptrain.runs.lanes import StepNumbers
 from rptrain.runs.signals import PROCESS
 from rptrain.train import validation
-from rptrain.train.begin import Begun, record_plan, record_start
+from rptrain.train.begin import Begun, record_plan
 from rptrain.train.best import load_best
 from rptrain.train.clock import Clock, StepTimes, Throughput
 from rptrain.train.group import Group, ShareTimes
@@ -41,6 +43,7 @@ from rptrain.train.setup import initial_hashes, load_weights, open_engine, start
 from rptrain.train.telemetry import Telemetry, slots
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import TrainingError
+from rptrain.utils.phases import Phase, during, phase
 from rptrain.utils.text import counted
 from rptrain.utils.units import format_score
 
@@ -85,10 +88,11 @@ class Trainer:
         self._last = begun.job.total_steps  # the last step; early stopping makes it an earlier one
         self._running: _RunningStep | None = None  # the newest step, until it is reported
         self._next = 0  # steps that were submitted
-        self._trained, self._earlier = begun.earlier.trained, begun.earlier.steps
+        self._earlier = begun.earlier.steps
         self._repeats = RepeatedSteps(self._earlier, begun.job.total_steps, self._emit)
         self._clock = Clock()
-        self._throughput = Throughput(self._clock)
+        self._throughput = Throughput(self._clock, asynchronous=begun.job.asynchronous)
+        self._compiled = self._told_compiled = 0  # kernels, at the end of the last step and at the last report
         self._step_times = StepTimes(COMPARED)
         self._share_times = ShareTimes(group, self._emit)
         self._starved = 0.0  # seconds in which devices of the engine have waited for updates so far
@@ -100,7 +104,7 @@ class Trainer:
     def run(self, checkpoint: Path | None) -> None:
         """Train and export the model, from new weights or from a checkpoint."""
         job = self._job
-        record_start(self._log, job, self._group.size, self._trained)
+        COMPILED.watch()
         record_plan(self._log, job)
         with self._doing("loading"):
             self._load(checkpoint)
@@ -117,7 +121,9 @@ class Trainer:
         if job.config.save.load_best_model_at_end:
             with self._doing("loading"):
                 state = load_best(self._run, self._store.units, self._last, self._emit, self._group.main)
-        if name := pretrained.not_finite(job.spec, self._store.held, self._store.in_memory):
+        with phase("checking the weights", unit=""):
+            name = pretrained.not_finite(job.spec, self._store.held, self._store.in_memory)
+        if name:
             raise TrainingError(f"the model has diverged: {name} contains NaN or infinite values. {RESTART_ADVICE}")
         self._ask_questions(self._last)
         self._export(*state)
@@ -206,9 +212,15 @@ class Trainer:
         if self._running is None:
             return
         done, self._running = self._running, None
-        loss, update = done.loss.result(), done.update.result()
+        if done.step == self._done + 1:
+            with during(self._first_step(engine)):
+                loss, update = done.loss.result(), done.update.result()
+        else:
+            loss, update = done.loss.result(), done.update.result()
         seconds = self._step_times.finished()
-        speed = self._throughput.finished(done.batch.tokens)
+        compiled, self._compiled = COMPILED.count - self._compiled, COMPILED.count
+        warm_up = compiled > 0 or done.step == self._done + 1  # the first step of an engine
+        speed = self._throughput.finished(done.batch.tokens, warm_up=warm_up)
         numbers = StepNumbers.of(done.step, loss, done.learning_rate, update.grad_norm, speed, seconds)
         self._telemetry.last = numbers
         self._compare_shares(engine, done.step, seconds)
@@ -219,6 +231,7 @@ class Trainer:
         if done.step % self._job.config.log.logging_steps and done.step != self._job.total_steps:
             self._progress.advance(done.step)
             return
+        speed = self._throughput.lap()
         event = events.Step(
             step=done.step,
             loss=loss,
@@ -226,12 +239,28 @@ class Trainer:
             grad_norm=update.grad_norm,
             tokens=done.batch.tokens,
             supervised=done.batch.supervised,
-            tokens_per_second=self._throughput.lap(),
+            tokens_per_second=self._throughput.average() if speed is None else speed,
             skipped=update.skipped,
+            warm_up=speed is None,
+            compiled=self._compiled - self._told_compiled,
         )
+        self._told_compiled = self._compiled
         self._log.write(event)
         self._progress.update(event)
         self._repeats.add(done.step, loss)
+
+    def _first_step(self, engine: Engine) -> Phase:
+        """The phase of the first step of an engine: the others do not take so long."""
+        plan, before = engine.plan, COMPILED.count
+        phase = Phase("running the first step", plan.micro_batches * len(plan.stages), unit="")
+
+        def update() -> None:
+            phase.done = engine.passes
+            if compiled := COMPILED.count - before:
+                phase.name = f"running the first step, {counted(compiled, 'kernel')} compiled"
+
+        phase.update = update
+        return phase
 
     def _compare_shares(self, engine: Engine, step: int, seconds: float | None) -> None:
         """Notice processes that are slower than the others. `seconds`: the duration of the step, if it has one."""
@@ -334,15 +363,16 @@ class Trainer:
     def _open_engine(self, *, meter: Meter | None = None) -> Iterator[Engine]:
         """Open an engine for the steps after `_done`, monitored by a watchdog and the telemetry."""
         job = self._job
-        engine = open_engine(
-            job,
-            self._store,
-            applied=self._applied,
-            loss_scale=self._loss_scale,
-            meter=meter,
-            watched=True,
-            shared=self._shared,
-        )
+        with phase("opening the devices", unit=""):
+            engine = open_engine(
+                job,
+                self._store,
+                applied=self._applied,
+                loss_scale=self._loss_scale,
+                meter=meter,
+                watched=True,
+                shared=self._shared,
+            )
         self._starved = 0.0
         if not engine.locked and job.devices[0].startswith("cuda"):
             self._progress.note("host memory could not be page-locked: transfers will be slower")
@@ -386,7 +416,7 @@ class Trainer:
         )
 
     @contextmanager
-    def _doing(self, phase: Phase) -> Iterator[None]:
+    def _doing(self, phase: RunPhase) -> Iterator[None]:
         """Tell the telemetry, the watchdog and the display what the run does."""
         with self._telemetry.doing(phase), self._watchdog.doing(phase), self._progress.doing(phase):
             yield
@@ -421,7 +451,8 @@ class Trainer:
             if not self._group.first:
                 return
             job = self._job
-            scores, shown = ask_questions(job.spec, self._store.weights, job.tokenizer, count, job.eos_ids)
+            with phase("answering the held-out questions", unit=""):
+                scores, shown = ask_questions(job.spec, self._store.weights, job.tokenizer, count, job.eos_ids)
         overall = scores.pop("overall")
         self._log.write(events.Evaluation(step, "exact_match", overall, scores))
         for prompt, text in shown:

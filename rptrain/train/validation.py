@@ -6,14 +6,17 @@ from dataclasses import dataclass
 
 from rptrain.data.loader import Batches
 from rptrain.engine.engine import Engine
+from rptrain.utils.phases import phase
 
 
 def loss(engine: Engine, batches: Batches, heartbeat: Callable[[], None]) -> float:
     """The mean loss per supervised token, with the newest weights. `heartbeat` is called after each batch."""
     total = 0.0
-    for step in range(batches.steps_per_epoch):
-        total += engine.evaluate(batches.batch(step))
-        heartbeat()
+    with phase("evaluating the validation set", batches.steps_per_epoch, unit="") as evaluating:
+        for step in range(batches.steps_per_epoch):
+            total += engine.evaluate(batches.batch(step))
+            heartbeat()
+            evaluating.add()
     return total / max(int(batches.sequences.supervised.sum()), 1)
 
 

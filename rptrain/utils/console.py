@@ -39,7 +39,10 @@ class TerminalBar:
         )
         self._console, self._shown = console, shown
         has_bar = shown and console.is_terminal
-        self._bar = Progress(*columns, console=console, transient=transient) if has_bar else None
+        redirects = is_terminal(sys.stdout)  # above the bar; results in a pipe stay there
+        self._bar = None
+        if has_bar:
+            self._bar = Progress(*columns, console=console, transient=transient, redirect_stdout=redirects)
         self._task = self._bar.add_task("", total=total) if self._bar else None
 
     @property
@@ -50,6 +53,14 @@ class TerminalBar:
         """`total`: None while it is unknown."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, total=total, description=text)
+
+    def _show(self) -> None:
+        if self._bar is not None:
+            self._bar.start()
+
+    def _hide(self) -> None:
+        if self._bar is not None and self._bar.live.is_started:
+            self._bar.stop()
 
     def note(self, text: str) -> None:
         """Prints a line, above the bar if there is one. The work continues if the line cannot be printed."""
@@ -62,10 +73,8 @@ class TerminalBar:
                 self._shown = False
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
+        self._show()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._hide()

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from rptrain.utils import phases
 from rptrain.utils.errors import UserError
 from rptrain.utils.liveness import progressed
 
@@ -56,6 +57,7 @@ class OpenFile:
                 )
             done += count
             progressed()
+            phases.read(count)
 
     def _unreadable(self, error: OSError) -> UserError:
         return UserError(f"cannot read {self._path}: {error.strerror}")

@@ -9,6 +9,7 @@ from hashlib import sha256
 from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
 
+from rptrain.utils import phases
 from rptrain.utils.errors import UserError
 from rptrain.utils.liveness import progressed
 from rptrain.utils.units import format_bytes
@@ -59,6 +60,7 @@ def file_sha256(file: BufferedReader) -> str:
     while piece := file.read(PIECE):
         digest.update(piece)
         progressed()
+        phases.read(len(piece))
     return digest.hexdigest()
 
 

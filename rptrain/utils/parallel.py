@@ -33,12 +33,17 @@ def most_threads() -> int:
     return min(cores(), MAX_THREADS)
 
 
-def in_parallel(function: Callable[[T], object], items: Iterable[T], threads: int | None = None) -> None:
+def in_parallel(
+    function: Callable[[T], object],
+    items: Iterable[T],
+    threads: int | None = None,
+    done: Callable[[T], object] = lambda item: None,
+) -> None:
     """Calls a function on every item, in order, from `threads` threads (default: available cores, at most MAX_THREADS).
 
-    Items are generated ITEMS_AHEAD at a time. Raises the first error; items not yet started are skipped. Meanwhile,
-    torch's operations use one thread in the whole process, because each of these threads would start its own pool.
-    Call it from one thread at a time, while no other work runs.
+    Items are generated ITEMS_AHEAD at a time. `done` is called with each of them in this thread, in order. Raises the
+    first error; items not yet started are skipped. Meanwhile, torch's operations use one thread in the whole process,
+    because each of these threads would start its own pool. Call it from one thread at a time, while no other work runs.
     """
     import torch  # runs are checked before torch is imported
 
@@ -48,7 +53,8 @@ def in_parallel(function: Callable[[T], object], items: Iterable[T], threads: in
         with ThreadPoolExecutor(threads or most_threads()) as pool:
             waiting = iter(items)
             while some := list(islice(waiting, ITEMS_AHEAD)):
-                for _ in pool.map(function, some):
+                for item, _ in zip(some, pool.map(function, some), strict=True):
                     progressed()
+                    done(item)
     finally:
         torch.set_num_threads(before)

@@ -196,15 +196,16 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path):
         load_tokenizer(tmp_path)
 
 
-def test_files_that_are_not_cached_are_reported(tmp_path, tokenizer):
+def test_files_that_are_not_cached_are_reported(tmp_path, tokenizer, monkeypatch):
     readings = list[ReadProgress]()
+    monkeypatch.setattr(ReadProgress, "show", lambda reading, phase: readings.append(reading))
 
     def read() -> list[tuple[str, int, int, int]]:
         """The files that were read to their end, with their number and their rows."""
         readings.clear()
         source = TrainSet(path=str(tmp_path / "data"))
         kept = tmp_path / "kept"
-        prepare(sources=[source], tokenizer=tokenizer, max_length=64, cache_dir=kept, report=readings.append)
+        prepare(sources=[source], tokenizer=tokenizer, max_length=64, cache_dir=kept)
         return [(one.file, one.number, one.files, one.rows) for one in readings if one.done]
 
     (tmp_path / "data").mkdir()

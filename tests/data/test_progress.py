@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from rptrain.data.formats import Tally
-from rptrain.data.progress import FIRST, PAUSE, ROWS, ReadProgress, Watch, is_sentence, share_in
+from rptrain.data.progress import FIRST, PAUSE, ROWS, ReadProgress, Watch
 from rptrain.data.read import Position, share_of
 from rptrain.utils.errors import UserError
+from rptrain.utils.phases import is_sentence, phase
 
 
 class Clock:
@@ -133,31 +134,23 @@ def test_a_file_that_disappears_has_no_time_left(tmp_path):
     assert {reading.left for reading in readings} == {None} and readings[-1].done
 
 
-def test_nothing_is_done_without_a_report(tmp_path):
-    watch, rows = Watch([tmp_path / "none.jsonl"], None), [At(1)]
-    watch.begin(0, Tally())
-    assert watch.documents(rows) is rows and watch.examples(rows) is rows
-
-
 READING = ReadProgress("a.jsonl", 1, 1, 24_000, 9.6, 2500.0, 0.404, 14.2)
 
 
 @pytest.mark.parametrize(
-    ("reading", "sentence", "share"),
+    ("reading", "sentence"),
     [
-        (READING, "reading a.jsonl: 24,000 rows, 2,500 rows/s, 40%, 14 s left", 0.4),
-        (ReadProgress("a: b\n.txt", 2, 5, 1, 0.1, None, None, None), "reading a: b␊.txt (2 of 5): 1 row", None),
-        (ReadProgress("a.json", 1, 1, 0, 9.6, 2.5, 0.996, None), "reading a.json: 0 rows, 2.5 rows/s, 99%", 0.99),
+        (READING, "reading a.jsonl: 24,000 rows, 2,500 rows/s, 40%, 14 s left"),
+        (ReadProgress("a: b\n.txt", 2, 5, 1, 0.1, None, None, None), "reading a: b␊.txt (2 of 5): 1 row"),
+        (ReadProgress("a.json", 1, 1, 0, 9.6, 2.5, 0.996, None), "reading a.json: 0 rows, 2.5 rows/s, 99%"),
+        (replace(READING, share=1.0, left=None, done=True), "reading a.jsonl: 24,000 rows, 2,500 rows/s, 100%"),
     ],
 )
-def test_sentences(reading: ReadProgress, sentence: str, share: float | None):
-    assert reading.sentence() == sentence
-    assert is_sentence(sentence) and share_in(sentence) == share
-
-
-def test_summaries():
-    assert READING.summary() == "read 24,000 rows of a.jsonl in 10 s (2,500 rows/s)"
-    assert not is_sentence(READING.summary()) and not is_sentence("reading a.jsonl: no such file")
+def test_sentences(reading: ReadProgress, sentence: str):
+    with phase("reading data", unit="") as shown:
+        reading.show(shown)
+        assert shown.sentence() == sentence and is_sentence(sentence)
+    assert "rows, 2,500 rows/s)" in shown.summary() or reading.rate != 2500
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.unknown", "a.csv"])

@@ -85,13 +85,13 @@ def test_memory_is_zero_locked_or_not(runtime):
 def test_where_one_is_refused_none_stays_locked(runtime, refused, monkeypatch):
     """Each of the other threads may make one more call, which it had decided on before the refusal was known."""
 
-    def noted(function, items):
+    def noted(function, items, **more):
         def call(item):
             function(item)
             if runtime.refuser == threading.get_ident():
                 runtime.known.set()
 
-        in_parallel(call, items)
+        in_parallel(call, items, **more)
 
     monkeypatch.setattr(memory, "in_parallel", noted)
     runtime.refused = refused

@@ -104,6 +104,8 @@ def test_the_fields_of_schema_1():
             "supervised",
             "tokens_per_second",
             "skipped",
+            "warm_up",
+            "compiled",
         ],
         "progress": [
             "step",

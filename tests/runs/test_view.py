@@ -122,6 +122,19 @@ def test_the_numbers_of_steps_without_records(tmp_path):
     assert (view.step, view.loss) == (2, 3.0)
 
 
+def test_steps_that_warm_up_have_no_speed_and_a_run_without_others_has_that_of_all(tmp_path):
+    slow = [step(number) | {"warm_up": True, "tokens_per_second": speed} for number, speed in ((1, 3.0), (2, 9.0))]
+    write(tmp_path, START, process(), *slow)
+    view = RunView(tmp_path)
+    assert view.tokens_per_second is None and view.average_tokens_per_second is None
+    write(tmp_path, {"event": "stopped", "time": 110.0, "step": 2, "by": "STOP"})
+    assert view.refresh() and view.average_tokens_per_second == 9.0 and view.tokens_per_second is None
+    write(tmp_path, START | {"time": 120.0}, process(time=120.0), *(step(n) | {"time": 120.0 + n} for n in (3, 4)))
+    write(tmp_path, {"event": "finished", "time": 130.0, "step": 4})
+    assert view.refresh() and view.tokens_per_second == 320.0 and view.average_tokens_per_second is None
+    assert view.steps.points("tokens_per_second", 9) == ([3.0, 4.0], [320.0, 320.0])
+
+
 def test_the_time_between_processes_does_not_count(tmp_path):
     write(tmp_path, START, process(), step(1), step(2))  # 100 to 104 s
     view = RunView(tmp_path)

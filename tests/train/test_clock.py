@@ -24,18 +24,25 @@ def test_pauses_and_the_time_between_two_engines_do_not_count(monkeypatch: pytes
         assert clock.seconds == 12
 
 
+class Steps:
+    """Steps of 30 tokens, by a clock that the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, asynchronous: bool = False) -> None:
+        self._now = 100.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self._now)
+        self.clock = Clock()
+        self.throughput = Throughput(self.clock, asynchronous=asynchronous)
+
+    def finish(self, seconds: float, *, warm_up: bool = False) -> float | None:
+        self._now += seconds
+        return self.throughput.finished(30, warm_up=warm_up)
+
+
 def test_the_speed_is_an_average_of_at_least_four_steps_and_five_seconds(monkeypatch: pytest.MonkeyPatch):
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    clock = Clock()
-    throughput = Throughput(clock)
-
-    def finish(seconds: float) -> float:
-        now[0] += seconds
-        return throughput.finished(30)
-
-    with clock.running():
-        assert finish(3) == 10
+    steps = Steps(monkeypatch, asynchronous=True)
+    finish, throughput = steps.finish, steps.throughput
+    with steps.clock.running():
+        assert finish(3) is None
         assert finish(6) == 60 / 9
         for _ in range(3):
             finish(2)
@@ -45,22 +52,40 @@ def test_the_speed_is_an_average_of_at_least_four_steps_and_five_seconds(monkeyp
         assert throughput.lap() == 15, "of the last four, since the last lap is nearer"
         for _ in range(40):  # pairs of steps that end together
             finish(1 / 64)
-            assert finish(15 / 64) <= 240
+            assert (finish(15 / 64) or 0) <= 240
         assert finish(1 / 64) == 240, "of the last five seconds"
         assert finish(15 / 64) == 240
 
 
-def test_a_slow_first_step_counts_until_four_others_have_ended(monkeypatch: pytest.MonkeyPatch):
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    clock = Clock()
-    throughput = Throughput(clock)
-    speeds = []
-    with clock.running():
-        for seconds in (20, 0.5, 0.5, 0.5, 0.5):
-            now[0] += seconds
-            speeds.append(throughput.finished(30))
-    assert max(speeds[:4]) < 6 and speeds[4] == 60
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_steps_in_which_the_run_warms_up_do_not_count(monkeypatch: pytest.MonkeyPatch, asynchronous: bool):
+    steps = Steps(monkeypatch, asynchronous=asynchronous)
+    with steps.clock.running():
+        assert steps.finish(20, warm_up=True) is None and steps.throughput.lap() is None
+        first = steps.finish(0.5)
+        assert first == (None if asynchronous else 60)
+        assert [steps.finish(0.5) for _ in range(4)] == [60] * 4
+        assert steps.throughput.lap() == 60
+        assert steps.finish(10, warm_up=True) == 60, "another kernel was compiled"
+        assert steps.finish(0.5) == 60 == steps.throughput.lap()
+        assert steps.throughput.average() == 240 / 33
+
+
+def test_pairs_of_steps_that_end_together_do_not_look_fast_at_first(monkeypatch: pytest.MonkeyPatch):
+    steps = Steps(monkeypatch, asynchronous=True)
+    with steps.clock.running():
+        steps.finish(20, warm_up=True)
+        found = [steps.finish(seconds) for seconds in (0.0, 1.0, 0.0, 1.0, 0.0, 1.0)]
+    assert found[0] is None and all(speed is not None and speed <= 75 for speed in found[1:])
+
+
+def test_a_run_of_one_or_two_steps_has_the_speed_of_all_of_them(monkeypatch: pytest.MonkeyPatch):
+    steps = Steps(monkeypatch, asynchronous=True)
+    with steps.clock.running():
+        steps.finish(20, warm_up=True)
+        assert steps.throughput.average() == 1.5
+        assert steps.finish(10) is None and steps.throughput.lap() is None
+        assert steps.throughput.average() == 2
 
 
 def test_a_step_lasts_from_the_end_of_the_previous_one_and_interruptions_do_not_count(monkeypatch: pytest.MonkeyPatch):

@@ -16,7 +16,7 @@ import pytest
 from rptrain.engine.recorder import Activity, LaneState, Pass
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import Progress
-from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, Snapshot, StepNumbers
+from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, Snapshot, StepNumbers, Work
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.timeline import SlotSpan, StepTimeline
 from rptrain.runs.view import RECENT, RunView
@@ -24,6 +24,7 @@ from rptrain.schedule.plan import Computation, Plan
 from rptrain.train import telemetry, trainer, validation
 from rptrain.train.save import Saver
 from rptrain.train.telemetry import Telemetry
+from rptrain.utils import phases
 
 from .. import run_tools as tools
 
@@ -102,6 +103,19 @@ def test_the_numbers_of_each_step_are_recorded_once(tmp_path, quick):
             tools.wait_for(lambda before=before: len(written(tmp_path)) > before)
     found = [shot.last for shot in snapshots(tmp_path) if shot.last is not None]
     assert found == [StepNumbers(step, None, 1e-3, None, 200.0, 0.5) for step in (1, 2)]
+
+
+def test_a_long_phase_is_recorded_while_it_lasts(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(phases, "SHORT", 0.0)
+    monkeypatch.setattr(phases, "FIRST", 1000.0)
+    with Telemetry(tmp_path, (), print, check):
+        with phases.phase("reading weights", 100) as reading:
+            reading.add(25)
+            tools.wait_for(lambda: any(shot.work for shot in written(tmp_path)))
+        before = len(written(tmp_path))
+        tools.wait_for(lambda: len(written(tmp_path)) > before + 2)
+    works = [shot.work for shot in snapshots(tmp_path)]
+    assert works[-1] is None and Work("reading weights: 25 B of 100 B, 25%", 0.25) in works
 
 
 def test_the_timeline_of_a_step(tmp_path, quick, monkeypatch):

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rptrain.runs import view as view_module
+from rptrain.runs.lanes import Work
 from rptrain.runs.view import RunView
 from rptrain.tui.widgets import run_head
 
@@ -55,3 +57,27 @@ async def test_no_number_is_cut(tmp_path: Path, width: int, end: str, note: str,
         await pilot.pause()
         line = widget_text(head).splitlines()[0]
     assert len(line) == width and re.sub(" +", " ", re.sub("━+", "━", line)) == f"support {shown}"
+
+
+WORK = Work("reading weights: 4.00 GiB of 16.0 GiB, 25%, 30 s left", 0.25)
+
+
+@driven
+@pytest.mark.parametrize(
+    ("width", "work", "shown"),
+    [
+        (90, WORK, f"{'━' * 6}{'─' * 18} {WORK.text}"),
+        (68, WORK, f"{'━' * 3}╸{'─' * 10} {WORK.text}"),
+        (58, WORK, WORK.text),
+        (30, WORK, "reading weights: 4.00 GiB of…"),
+        (90, Work("loading libraries: 4 s", None), "loading libraries: 4 s"),
+    ],
+)
+async def test_a_long_phase_is_shown_in_place_of_the_numbers(tmp_path: Path, width: int, work: Work, shown: str):
+    view = RunView(make_run(tmp_path, "support", steps=0, total=2000))
+    view.recent.append(replace(view.recent[-1], work=work))
+    head = run_head.RunHead()
+    async with Page(head).run_test(size=(width, 4)) as pilot:
+        head.show(view, view.state)
+        await pilot.pause()
+        assert widget_text(head).splitlines()[1].rstrip() == shown

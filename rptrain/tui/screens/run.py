@@ -25,7 +25,7 @@ from rptrain.tui.screens.dialog import ask
 from rptrain.tui.screens.exporting import export_run
 from rptrain.tui.services.fields import schema_name
 from rptrain.tui.services.launch import Launched, log_of
-from rptrain.tui.services.reading import reading_in, shortened
+from rptrain.tui.services.phase_lines import phase_in, shortened
 from rptrain.tui.services.replay import Replay
 from rptrain.tui.services.start_errors import first_line, setting_of, start_error
 from rptrain.tui.widgets.banner import Banner
@@ -487,4 +487,4 @@ class RunScreen(Screen[None]):
 def _starting(launched: Launched, said: str) -> str:
     """What a trainer that was started here does before it records anything. `said`: the end of its output."""
     running = launched.running
-    return (reading_in(said) if running else None) or STARTING[running]
+    return (phase_in(said) if running else None) or STARTING[running]

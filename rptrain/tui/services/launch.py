@@ -19,16 +19,16 @@ from rptrain.checkpoint.atomic_dir import beside
 from rptrain.runs.ending import memory_kills
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.tail import end_of
-from rptrain.train.reading import PERIOD_KEY
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded, inside
+from rptrain.utils.phase_display import PERIOD_KEY
 
 RPTRAIN = (sys.executable, "-P", "-m", "rptrain")  # -P: without the current directory on the path
 COMMAND = (*RPTRAIN, "train")
 EXPORT = (*RPTRAIN, "export")
 LOG = "trainer.log"  # in a run's folder: the output of the trainer and its libraries
 OUTPUT = ".rptrain-log"  # suffix of the hidden file beside the folder, until the folder exists
-PERIOD = {PERIOD_KEY: "1"}  # seconds between a trainer's lines about the reading of data, which Run shows as a bar
+PERIOD = {PERIOD_KEY: "1"}  # seconds between a starting trainer's lines about its phases, which Run shows as a bar
 NEW_RUN = "save.resume=never"  # what a started run does not take from its config
 _NUMBERED = re.compile(r"(.+)-([2-9]|[1-9]\d{1,2})")  # the name of a run, as `free_name` makes them
 SAID = 4000  # bytes from the end of a process's output

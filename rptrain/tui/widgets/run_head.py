@@ -22,6 +22,7 @@ from rptrain.utils.units import (
 
 STATE = 12  # characters of the longest state and the gap, so that the bar does not move
 LEAST = 8  # width of the bar
+WORK = 24  # width of that of a long phase
 SHORTEST = 12  # maximum width of a name
 WIDTHS = {
     "loss": 6,
@@ -69,7 +70,19 @@ class RunHead(LineWidget):
     def lines(self) -> Iterator[Content]:
         if self._shown is not None:
             yield self._progress(*self._shown)
-            yield self._numbers(self._shown[0]) if self._shown[1] != "starting" else _start(self._shown[0])
+            yield self._second(*self._shown[:2])
+
+    def _second(self, view: RunView, state: str) -> Content:
+        """The metrics, or a long phase."""
+        if state == "starting":
+            return _start(view)
+        if (now := view.now) is None or (work := now.work) is None or state == "replay":
+            return self._numbers(view)
+        text = clipped(one_line(work.text), self.size.width)
+        room = min(self.size.width - cell_len(text) - 1, WORK)
+        if work.share is None or room < LEAST:
+            return Content(text)
+        return Content.assemble(bar(work.share, room, "$primary"), " ", text)
 
     def _progress(self, view: RunView, state: str, note: str) -> Content:
         total = view.total_steps
@@ -134,7 +147,10 @@ def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
     """The metrics, the most important first."""
     latest = view.latest
     yield "loss", format_loss(view.loss)
+    average = view.average_tokens_per_second
     yield "tokens/s", format_speed(view.tokens_per_second)
+    if average is not None:
+        yield "tokens/s with the warm-up", format_speed(average)
     best, newest = view.best, view.scores[-1] if view.scores else None
     if best is not None:
         yield f"best validation, step {best.step:,}", format_loss(best.score)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rptrain.tui.services import launch
-from rptrain.tui.services.reading import reading_in, shortened
+from rptrain.tui.services.phase_lines import phase_in, shortened
 
 from .conftest import Made, driven, screen_text, until
 from .recorded import make_run
@@ -14,10 +14,10 @@ LINES = [f"reading a.jsonl: {n},000 rows, 1,000 rows/s, {25 * n}%, {4 - n} s lef
 
 
 def test_the_last_line_is_shown_with_a_bar():
-    assert reading_in("a warning\n" + "\n".join(LINES)) == f"{'━' * 12}{'─' * 12} {LINES[1]}"
-    assert reading_in("reading a.txt: 1 row") == "reading a.txt: 1 row"
+    assert phase_in("a warning\n" + "\n".join(LINES)) == f"{'━' * 12}{'─' * 12} {LINES[1]}"
+    assert phase_in("reading a.txt: 1 row") == "reading a.txt: 1 row"
     for other in ("", "loading", f"{LINES[1]}\nread 4,000 rows of a.jsonl in 4 s (1,000 rows/s)"):
-        assert reading_in(other) is None
+        assert phase_in(other) is None
 
 
 def test_only_the_newest_of_successive_lines_is_kept():

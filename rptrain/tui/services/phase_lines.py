@@ -1,15 +1,15 @@
-"""The progress of reading data, as a trainer that is starting prints it: a line per second."""
+"""The phases of a trainer that is starting, as it prints them: a line per second."""
 
 from collections.abc import Iterator
 
-from rptrain.data.progress import is_sentence, share_in
 from rptrain.tui.widgets.bars import bar
+from rptrain.utils.phases import is_sentence, share_in
 
 WIDTH = 24  # columns of the bar
 
 
-def reading_in(output: str) -> str | None:
-    """A bar and the last line of a trainer's output, if it says how far the data is read; None otherwise."""
+def phase_in(output: str) -> str | None:
+    """A bar and the last line of a trainer's output, if it says how far a phase is; None otherwise."""
     last = output.rpartition("\n")[2]
     if not is_sentence(last):
         return None
@@ -18,7 +18,7 @@ def reading_in(output: str) -> str | None:
 
 
 def shortened(output: str) -> str:
-    """A trainer's output with the last of successive lines about reading alone."""
+    """A trainer's output with the last of successive lines about a phase alone."""
     return "\n".join(_shortened(output.split("\n")))
 
 
