@@ -11,6 +11,7 @@ from rptrain.models import registry
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
+from rptrain.utils import phases
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 
@@ -69,5 +70,7 @@ def _check_finite(file: Path, names: list[str]) -> None:
 
     with safe_open(file, framework="pt") as stored:
         for name in names:
-            if not bool(torch.isfinite(stored.get_tensor(name)).all()):
+            tensor = stored.get_tensor(name)
+            phases.read(tensor.nbytes)
+            if not bool(torch.isfinite(tensor).all()):
                 raise UserError(f"{file}: {name} holds values that are infinite or not numbers")

@@ -309,9 +309,16 @@ class Engine:
         return sum(device.starved for device in devices) / len(devices)
 
     @property
-    def passes(self) -> int:
-        """The passes of micro-batches through stages that were issued to the devices. Any thread may read it."""
-        return sum(device.passes for device in self._context.recorder.devices)
+    def of_first_step(self) -> tuple[int, int]:
+        """How much of the first step has begun, and of how much: micro-batches in stages, and updates of units. Any
+        thread may read it.
+        """
+        passes, updates = (
+            self.plan.micro_batches * len(self.plan.stages),
+            len([*self.store.spec.trained(range(len(self.store.units)))]),
+        )
+        issued = sum(device.passes for device in self._context.recorder.devices)
+        return min(issued, passes) + min(self._optimizer.updates, updates), passes + updates
 
     @property
     def readings(self) -> tuple[Reading, ...]:

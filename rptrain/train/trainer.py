@@ -92,7 +92,8 @@ class Trainer:
         self._repeats = RepeatedSteps(self._earlier, begun.job.total_steps, self._emit)
         self._clock = Clock()
         self._throughput = Throughput(self._clock, asynchronous=begun.job.asynchronous)
-        self._compiled = self._told_compiled = 0  # kernels, at the end of the last step and at the last report
+        self._made = 0  # kernels that were compiled or loaded until the end of the last step
+        self._compiled = 0  # kernels that were compiled until the last report
         self._step_times = StepTimes(COMPARED)
         self._share_times = ShareTimes(group, self._emit)
         self._starved = 0.0  # seconds in which devices of the engine have waited for updates so far
@@ -218,8 +219,8 @@ class Trainer:
         else:
             loss, update = done.loss.result(), done.update.result()
         seconds = self._step_times.finished()
-        compiled, self._compiled = COMPILED.count - self._compiled, COMPILED.count
-        warm_up = compiled > 0 or done.step == self._done + 1  # the first step of an engine
+        made, self._made = self._made, COMPILED.made
+        warm_up = COMPILED.made > made or done.step == self._done + 1  # the first step of an engine
         speed = self._throughput.finished(done.batch.tokens, warm_up=warm_up)
         numbers = StepNumbers.of(done.step, loss, done.learning_rate, update.grad_norm, speed, seconds)
         self._telemetry.last = numbers
@@ -242,20 +243,19 @@ class Trainer:
             tokens_per_second=self._throughput.average() if speed is None else speed,
             skipped=update.skipped,
             warm_up=speed is None,
-            compiled=self._compiled - self._told_compiled,
+            compiled=COMPILED.count - self._compiled,
         )
-        self._told_compiled = self._compiled
+        self._compiled = COMPILED.count
         self._log.write(event)
         self._progress.update(event)
         self._repeats.add(done.step, loss)
 
     def _first_step(self, engine: Engine) -> Phase:
         """The phase of the first step of an engine: the others do not take so long."""
-        plan, before = engine.plan, COMPILED.count
-        phase = Phase("running the first step", plan.micro_batches * len(plan.stages), unit="")
+        phase, before = Phase("running the first step", unit=""), COMPILED.count
 
         def update() -> None:
-            phase.done = engine.passes
+            phase.done, phase.total = engine.of_first_step
             if compiled := COMPILED.count - before:
                 phase.name = f"running the first step, {counted(compiled, 'kernel')} compiled"
 

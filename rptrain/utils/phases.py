@@ -71,7 +71,7 @@ class Phase:
         if share is not None:
             parts.append(f"{int(100 * share)}%")
         left = self.left
-        if left is None and share and self.rate is None and self.seconds >= FIRST:
+        if left is None and share and share < 1 and self.rate is None and self.seconds >= FIRST:
             left = self.seconds * (1 - share) / share
         if left is not None:
             parts.append(f"{format_duration(left)} left")

@@ -103,21 +103,23 @@ def test_a_run_of_two_steps_reports_the_speed_of_all_and_has_none_for_later_plan
     assert lines[0].endswith("warming up") and lines[1].endswith("tokens/s with the warm-up")
 
 
-def test_a_step_in_which_a_kernel_was_compiled_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("hit", [False, True], ids=["compiled", "loaded"])
+def test_a_step_in_which_a_kernel_was_made_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hit: bool):
     compiled = compiling.Compiled()
     monkeypatch.setattr("rptrain.train.trainer.COMPILED", compiled)
     counted: list[bool] = []
 
     def finished(throughput: object, tokens: int, *, warm_up: bool) -> float | None:
         counted.append(not warm_up)
-        compiled.count += len(counted) == 3  # during the fourth step
+        for _ in range(len(counted) == 3):  # during the fourth step
+            compiled(cache_hit=hit)
         return 5.0
 
     monkeypatch.setattr("rptrain.train.clock.Throughput.finished", finished)
     tools.write_model(tmp_path / "model")
     run = tools.train_here(tmp_path, "train.max_steps=6")
     assert counted == [False, True, True, False, True, True]
-    assert [step.compiled for step in tools.events(run, events.Step)] == [0, 0, 0, 1, 0, 0]
+    assert [step.compiled for step in tools.events(run, events.Step)] == [0, 0, int(not hit), 0, 0, 0]
 
 
 @pytest.mark.skipif(not compiling.HAS_TRITON, reason="needs Triton")
@@ -130,4 +132,6 @@ def test_compiled_kernels_are_counted_and_those_in_the_cache_are_not(monkeypatch
     compiled.watch()
     for hit in (False, True, False):
         knobs.listener(src=None, metadata={}, metadata_group={}, times=None, cache_hit=hit)
-    assert compiled.count == 2 and heard == [False, True, False], "the listener that was there is called, too"
+    assert (compiled.count, compiled.made) == (2, 3) and heard == [False, True, False], (
+        "the listener that was there is called, too"
+    )

@@ -71,6 +71,7 @@ class OptimizerWorker:
             self._gradients = SharedGradients(context, adam, self._tell, shared)
             self._weights = WeightExchange(context, adam, shared.share, shared.weights, self._publish)
         self.seconds: float | None = None  # duration of the last update
+        self.updates = 0  # of units that have begun
         self._queue: queue.SimpleQueue[Iteration | Evaluation | StepRequest | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=context.guard, args=(lambda: self._where, self._main), name="optimizer", daemon=True
@@ -183,6 +184,7 @@ class OptimizerWorker:
         """The state of the next unit, once a snapshot has read it."""
         state = self._context.store.units[index]
         self._where = f"update of {label(state.unit.name)}"
+        self.updates += 1
         progressed()
         if self._snapshot is not None:
             self._snapshot.wait(index)
