@@ -11,6 +11,7 @@ from rptrain.models import registry
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
+from rptrain.models.weights.safetensors_io import read_header
 from rptrain.utils import phases
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
@@ -29,6 +30,12 @@ def verify(directory: Path, spec: ModelSpec | None = None, carried: Carried = NO
     files = pretrained.check(directory, spec)
     carried.check(files.carried)
     tensors = files.tensors
+    names = {*map(spec.stored_name, tensors), *files.carried}
+    written = {name for file in files.stamps for name in read_header(file)}
+    wrong = [f"{name} is missing" for name in sorted(names - written)]
+    wrong += [f"{name} is not part of the model" for name in sorted(written - names)]  # `check` leaves them out
+    if wrong:
+        raise UserError(f"{directory}: {wrong[0]}")
     if empty := [name for name, stored in tensors.items() if not prod(stored.shape)]:
         raise UserError(f"{directory}: {empty[0]} has no elements")
     count = sum(prod(stored.shape) for stored in tensors.values())
