@@ -17,7 +17,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -188,7 +188,7 @@ def _free_path(folder: Path, key: str) -> Path:
     return path
 
 
-def _read(file: BinaryIO, key: str) -> tuple[Stream, Tally]:
+def _read(file: IO[bytes], key: str) -> tuple[Stream, Tally]:
     file.seek(0)
     size = os.fstat(file.fileno()).st_size - HEADER
     try:
