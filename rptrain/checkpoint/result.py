@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rptrain.checkpoint.atomic_dir import MANIFEST, Damaged
+from rptrain.checkpoint.export_progress import is_export
 from rptrain.checkpoint.metadata import CHECKPOINTS, RUN_CONFIG
 from rptrain.checkpoint.run_states import EXPORTED, State, loss_of, states
 from rptrain.utils.errors import UserError
@@ -86,6 +87,8 @@ def checkpoint_of(source: Path) -> tuple[Path, str]:
     UserError if there is none, if only the exported model holds the result, or if the checkpoint is reached by a link
     that leads out of the run.
     """
+    if is_export(source):
+        raise UserError(f"{source} is an export already: name its run, or a checkpoint")
     if (source / MANIFEST).is_file():
         return source, ""
     if not source.is_dir():

@@ -156,7 +156,7 @@ class Chat:
         """The whole text so far, and what was added, for each new token."""
         self.settings.check()
         prompt = self._prompt(base=base)
-        answer = AnswerText(self.tokenizer)
+        answer = AnswerText(self.tokenizer, self.ends)
         for token in speaker.stream(prompt, self.settings, self.ends, self.settings.seed + self.turns[-1].number):
             piece = answer.add(token)
             yield answer.text, piece

@@ -7,6 +7,7 @@ from rptrain.data import tasks
 from rptrain.data.render import render_prompts
 from rptrain.data.template import load_template
 from rptrain.data.tokens import tokenized
+from rptrain.inference.answer_text import decoded
 from rptrain.models.layers.generate import Weights, generate
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
@@ -25,7 +26,7 @@ def ask_questions(
     asked = tasks.questions("test", count)
     prompts = encode_prompts(tokenizer, [question.prompt for question in asked])
     answers = generate(spec, weights, prompts, MAX_ANSWER, ends)
-    texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
+    texts = decoded(tokenizer, answers, ends)
     shown = [(question.prompt, text) for question, text in zip(asked[:SHOWN], texts[:SHOWN], strict=True)]
     return tasks.score(asked, texts), shown
 

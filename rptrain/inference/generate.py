@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rptrain.data.loader import load_tokenizer
 from rptrain.data.tokens import tokenized
-from rptrain.inference.answer_text import AnswerText
+from rptrain.inference.answer_text import AnswerText, decoded
 from rptrain.inference.evaluate import in_template
 from rptrain.inference.model import EXTENDED, Model, find_model
 from rptrain.inference.placement import Room, Sizes, choose
@@ -41,19 +41,16 @@ def generate_text(request: Request, room: Room, wanted: str = "auto") -> list[st
     """
     spec, weights, encoded, ends, tokenizer = _prepared(request, room, wanted)
     answers = generate(spec, weights, encoded, request.max_new_tokens, ends, request.temperature, request.seed)
-    return tokenizer.batch_decode(answers, skip_special_tokens=True)
+    return decoded(tokenizer, answers, ends)
 
 
 def stream_text(request: Request, room: Room, wanted: str = "auto") -> Iterator[list[str | None]]:
     """The answers of `generate_text` in pieces: the text that each step adds to each answer, and None once it ended."""
     spec, weights, encoded, ends, tokenizer = _prepared(request, room, wanted)
-    answers = [AnswerText(tokenizer) for _ in request.prompts]
+    answers = [AnswerText(tokenizer, ends) for _ in request.prompts]
     sampling = Sampling(request.temperature, seed=request.seed)
     for tokens in stream(spec, weights, encoded, request.max_new_tokens, ends, sampling):
-        yield [
-            None if token is None else answer.add(token) + (answer.end() if token in ends else "")
-            for answer, token in zip(answers, tokens, strict=True)
-        ]
+        yield [None if token is None else answer.add(token) for answer, token in zip(answers, tokens, strict=True)]
     yield [answer.end() for answer in answers]  # of those that reached the limit
 
 

@@ -85,6 +85,8 @@ def test_which_state_is_the_result(tmp_path, saved, model, best, step, place, ot
     else:
         with pytest.raises(UserError, match=r"has no checkpoint to export, but .*/model is an export of it"):
             checkpoint_of(run)
+        with pytest.raises(UserError, match="model is an export already"):
+            checkpoint_of(run / "model")
 
 
 def test_the_events_tell_the_step_of_a_model_of_an_earlier_version(tmp_path):

@@ -81,6 +81,7 @@ def test_answers_end_where_generation_config_alone_says_so(folder):
     prompt = load_tokenizer(folder / "model").apply_chat_template([CHAT["messages"][0]], add_generation_prompt=True)
     (tokens,) = generate(model.spec, dense(model, torch.device("cpu")), [prompt["input_ids"]], MOST)
     count = next(place for place in range(2, MOST) if tokens[place - 1] not in tokens[: place - 1])
+    text = load_tokenizer(folder / "model").decode(tokens[: count - 1], skip_special_tokens=True)
     assert length(folder / "model") == MOST
     (folder / "model" / GENERATION).write_text(json.dumps({"eos_token_id": [EOS, tokens[count - 1]]}))
     run = tools.train_here(folder, "train.max_steps=1", "optim.learning_rate=1e-30", *LORA)  # answers as its base does
@@ -88,7 +89,8 @@ def test_answers_end_where_generation_config_alone_says_so(folder):
     for source in (folder / "model", run.path, run.checkpoints()[-1], run.model_path, *exports):
         loaded = LoadedChat(source, free_room())
         loaded.chat.settings = AnswerSettings(0, 1, MOST)
-        list(loaded.chat.ask(PROMPT))
+        said = "".join(loaded.chat.ask(PROMPT))
+        assert said == tools.generated(source, [PROMPT], MOST, 0, 0, False)[0] == text
         speed = loaded.chat.tuned.speed
         assert speed is not None and (length(source), speed.tokens) == (count, count), source
 
