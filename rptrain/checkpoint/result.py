@@ -106,8 +106,8 @@ def checkpoint_of(source: Path) -> tuple[Path, str]:
 
 def _run_of(source: Path) -> Path:
     """The run whose folder of checkpoints this is; any other folder itself."""
-    parent = source.absolute().parent
-    return parent if source.name == CHECKPOINTS and (parent / RUN_CONFIG).is_file() else source
+    place = source.absolute()
+    return place.parent if place.name == CHECKPOINTS and (place.parent / RUN_CONFIG).is_file() else source
 
 
 def _measured(found: Sequence[State]) -> list[State]:

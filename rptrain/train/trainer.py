@@ -126,7 +126,7 @@ class Trainer:
             name = pretrained.not_finite(job.spec, self._store.held, self._store.in_memory)
         if name:
             raise TrainingError(f"the model has diverged: {name} contains NaN or infinite values. {RESTART_ADVICE}")
-        self._ask_questions(self._last)
+        self._ask_questions(state[0])
         self._export(*state)
         self._end.finished(self._last)
         for line in closing_lines(self._run.path):
@@ -439,6 +439,7 @@ class Trainer:
         self._repeats = RepeatedSteps(self._earlier, self._done, self._emit)
         if (kept := meta.get("validation")) is not None:
             self._early_stopping = replace(self._early_stopping, best=kept["best"], bad=kept["bad"])
+            self._validated = self._done, kept["loss"]
         if (scale := meta.get("loss_scale")) is not None:
             self._loss_scale = replace(self._loss_scale, **scale)
 

@@ -54,7 +54,9 @@ def is_of(run: RunDir, step: int, folder: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "kept"), [(1, (6, 12)), (3, (6, 10, 12))])
 def test_it_stays_and_the_model_is_made_of_it(folder, limit, kept):
-    run = trained(folder, limit)
+    run = trained(folder, limit, "eval.questions=1")
+    asked = [event.step for event in tools.events(run, events.Evaluation) if event.name == "exact_match"]
+    assert asked == [0, 6], "the model that answers is that of the best step"
     assert [path.name for path in run.checkpoints()] == [f"checkpoint-{step}" for step in kept]
     is_of(run, 6, folder)
     assert run.finished and any("the model is that of step 6" in line.text for line in RunView(run.path).log)
