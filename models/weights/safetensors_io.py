@@ -145,16 +145,17 @@ def _read_piece(piece: _Piece) -> None:
     file, stored, number, target, hashing = piece
     offset, dtype = stored.offset + number * PIECE, stored.dtype
     digest = sha256() if hashing is not None else None
-    if dtype == target.dtype and digest is None:
-        file.read(offset, as_bytes(target))
-        return
-    buffer = torch.empty(0 if dtype == target.dtype else CONVERTED // dtype.itemsize, dtype=dtype)
-    for index, part in enumerate(target.split(CONVERTED // dtype.itemsize)):
-        here = part if dtype == target.dtype else buffer[: len(part)]
-        file.read(offset + index * CONVERTED, as_bytes(here))
+    if dtype == target.dtype:
+        file.read(offset, as_bytes(target))  # at once, so that a disk has enough to do
         if digest is not None:
-            digest.update(as_bytes(here))
-        if here is not part:
+            digest.update(as_bytes(target))
+    else:
+        buffer = torch.empty(CONVERTED // dtype.itemsize, dtype=dtype)
+        for index, part in enumerate(target.split(len(buffer))):
+            here = buffer[: len(part)]
+            file.read(offset + index * CONVERTED, as_bytes(here))
+            if digest is not None:
+                digest.update(as_bytes(here))
             part.copy_(here)
     if hashing is not None and digest is not None:
         hashing.add(stored, number, digest.digest())
