@@ -49,8 +49,8 @@ def load_weights(job: Job, store: ModelStore, *, resumed: bool) -> dict[str, Any
     flats = [(state.unit, state.file_backed or state.params[0]) for state in states]
     base = "bf16" if job.config.adapters is None else job.config.adapters.base
     described = frozen.describe(flats, job.config.train.freeze, seed, job.files, base, digests)
-    if job.files is not None and described is not None:
-        checked.check_carried(job.files.directory, described.get("carried", {}))
+    if job.files is not None and not resumed:
+        checked.check_carried(job.files.directory, (described or {}).get("carried", {}))
     if digests is not None:
         for each in known:
             each.check(digests)

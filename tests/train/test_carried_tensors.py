@@ -72,6 +72,16 @@ def test_a_run_with_other_ones_is_refused(folder) -> None:
         tools.train_here(folder, *resume)
 
 
+def test_a_changed_export_is_not_trained_on(folder) -> None:
+    run = tools.train_here(folder, "train.max_steps=1")
+    (shard,) = [file for file in run.model_path.glob("*.safetensors") if "model.layers.2.steps" in load_file(file)]
+    tensors = load_file(shard)
+    tensors["model.layers.2.eh_proj.weight"][0, 0] = 7
+    save_file(tensors, shard)
+    with pytest.raises(UserError, match=r"eh_proj.weight differs from what was exported: restore the file"):
+        tools.train_here(folder, f"model.path={run.model_path}", "train.max_steps=1", "log.run_name=next")
+
+
 def test_a_model_that_is_gone_when_the_run_ends(folder, monkeypatch) -> None:
     tools.write_config(folder)
     run, file = RunDir(folder / "runs/run"), folder / "model/model.safetensors"
