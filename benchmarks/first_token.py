@@ -1,6 +1,7 @@
 """Measure how long `rptrain generate` takes to its first token, compared with another version.
 
-python -m benchmarks.first_token OUT.json --before TREE [--folder DIR] [--size 8b] [--repeats 3] [--placement auto]
+python -m benchmarks.first_token OUT.json --before TREE [--folder DIR] [--size 8b] [--repeats 3]
+    [--states cold "verified before"] [--placement auto]
 
 Writes a Llama with random weights as an export, with the digests of its weights, and lets this source tree and TREE
 (a checkout of another version) answer one token in turns: cold (its files are dropped from the page cache, and nothing
@@ -37,7 +38,7 @@ SIZES = {  # hidden size, intermediate size, layers, heads, heads of keys and va
 }
 SHARDS = 4
 PROMPT = "The first token"
-STATES = ("cold", "read before", "verified before")
+COLD, _, KEPT = STATES = ("cold", "read before", "verified before")
 EXPONENT = 121 << 7  # of a bfloat16: all weights are between 1/64 and 1/32, or their negatives
 ONE = 127 << 7
 SEAL = """
@@ -62,6 +63,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where the model is written, or was")
     parser.add_argument("--size", choices=SIZES, default="8b", help="of the model (default: 8b)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of each measurement (default: 3)")
+    parser.add_argument("--states", choices=STATES, nargs="+", default=STATES, help="which to measure (default: all)")
     parser.add_argument("--placement", default="auto", help="of the model (default: auto)")
     given = parser.parse_args(arguments)
     with TemporaryDirectory() as name:
@@ -76,9 +78,13 @@ def main(arguments: list[str]) -> None:
             first_token(model, package, place / "first", given.placement)
         runs = list[dict[str, Any]]()
         for number in range(given.repeats):
-            for state in STATES:
+            for state in given.states:
                 for version, package in trees.items():
-                    cache = prepared(state, files, model, package, place / f"{number}-{state}", given.placement)
+                    cache = place / (f"{version}-kept" if state == KEPT else f"{version}-{state}-{number}")
+                    if state == KEPT and number == 0:
+                        first_token(model, package, cache, given.placement)
+                    for file in files:
+                        drop(file) if state == COLD else read(file)
                     cached = round(sum(map(resident, files)) / sum(file.stat().st_size for file in files), 4)
                     seconds = round(first_token(model, package, cache, given.placement), 3)
                     runs.append({"state": state, "version": version, "seconds": seconds, "in_page_cache": cached})
@@ -88,7 +94,7 @@ def main(arguments: list[str]) -> None:
             version: median(run["seconds"] for run in runs if (run["state"], run["version"]) == (state, version))
             for version in trees
         }
-        for state in STATES
+        for state in given.states
     }
     result = {
         "commit": commit(),
@@ -97,12 +103,13 @@ def main(arguments: list[str]) -> None:
         "model": {"size": given.size, "bytes": sum(file.stat().st_size for file in files), "files": len(files)},
         "placement": given.placement,
         "seconds": medians,
-        "cold_ratio": round(medians["cold"]["now"] / medians["cold"]["before"], 3),
-        "verified_seconds_more": round(medians[STATES[2]]["now"] - medians[STATES[2]]["before"], 3),
+        "ratio": {state: round(found["now"] / found["before"], 3) for state, found in medians.items()},
+        "seconds_more": {state: round(found["now"] - found["before"], 3) for state, found in medians.items()},
         "runs": runs,
     }
     given.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"cold: {result['cold_ratio']} of before; verified before: {result['verified_seconds_more']} s more")
+    for state, found in medians.items():
+        print(f"{state}: {found['before']:.2f} s before, {found['now']:.2f} s now ({result['ratio'][state]})")
 
 
 def packaged(tree: Path, place: Path) -> Path:
@@ -112,16 +119,6 @@ def packaged(tree: Path, place: Path) -> Path:
     for name in ("kernels", "models"):
         shutil.copytree(tree / name, place / "rptrain" / name, ignore=ignore)
     return place
-
-
-def prepared(state: str, files: list[Path], model: Path, package: Path, cache: Path, placement: str) -> Path:
-    """Bring the files into a state, and return the folder of the caches to use."""
-    if state == "verified before":
-        first_token(model, package, cache, placement)
-        return cache
-    for file in files:
-        drop(file) if state == "cold" else read(file)
-    return cache.with_name(f"{cache.name}-{time.monotonic_ns()}")  # empty
 
 
 def first_token(model: Path, package: Path, cache: Path, placement: str) -> float:
