@@ -48,6 +48,7 @@ def test_a_second_export_leaves_the_first_alone(run, tmp_path, monkeypatch, forc
     to, refused = tmp_path / "new/model", list[str]()
 
     def second(*given: object) -> None:
+        monkeypatch.setattr(module, "verify", verify)
         for target in (to, tmp_path / "link/model"):
             with pytest.raises(UserError) as error:
                 export(run, target, force=force)
@@ -55,8 +56,8 @@ def test_a_second_export_leaves_the_first_alone(run, tmp_path, monkeypatch, forc
         verify(*given)
 
     (tmp_path / "link").symlink_to("new")
-    monkeypatch.setattr(module, "verify", second)
     for _ in range(2):  # the second time it replaces the first
+        monkeypatch.setattr(module, "verify", second)
         verify(export(run, to))
     assert len(refused) == 4 and left(tmp_path) == {"new", "link"} and left(tmp_path / "new") == {"model"}
     assert all(f"{Path('model')} is running (process {os.getpid()} on " in message for message in refused)
