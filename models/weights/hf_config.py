@@ -30,6 +30,10 @@ LIMITS: Mapping[str | type, float] = {
     float: rope.LARGEST,
 }
 
+TO_16_BITS = (
+    "AutoModelForCausalLM.from_pretrained(FOLDER, quantization_config=FineGrainedFP8Config(dequantize=True), "
+    "dtype='bfloat16').save_pretrained(COPY)"
+)
 KINDS = ("sliding_attention", "full_attention")  # of layer_types
 
 
@@ -113,7 +117,7 @@ def read_shape(
     if (stored := config.get("quantization_config")) and not (
         quantized and isinstance(stored, Mapping) and stored.get("quant_method") == quantized
     ):
-        found.append("quantization_config: the weights are quantized; use the 16-bit or 32-bit original")
+        found.append(f"quantization_config: the weights are quantized{_what_to_use(stored)}")
     ropes = [rope.parameters(config)] if ropes is None else ropes
     problems = (
         rope.problems(settings, sizes.head_size, partial=partial, query_scaling=query_scaling) for settings in ropes
@@ -123,6 +127,24 @@ def read_shape(
         once = dict.fromkeys(found)  # a builder may read a key, too
         raise UserError("config.json describes a model that cannot be trained here:\n- " + "\n- ".join(once))
     return Shape(**asdict(sizes), rotaries=tuple(rope.rotary(settings, sizes.head_size) for settings in ropes))
+
+
+def _what_to_use(stored: object) -> str:
+    """How weights are quantized, by a quantization_config, and what to use in place of them."""
+    settings = stored if isinstance(stored, Mapping) else {}
+    method = settings.get("quant_method")
+    if method == "fp8":
+        block = settings.get("weight_block_size")
+        scales = f"a scale for each block of {' × '.join(map(str, block))}" if isinstance(block, list) else "scales"
+        return (
+            f" to FP8 with {scales}, which cannot be read: write a copy in 16 bits with transformers, "
+            f"{TO_16_BITS} (docs/guide/models.md, Weights in FP8)"
+        )
+    known = f" ({shortened(method)})" if method else ""
+    return (
+        f"{known}: use the 16-bit or 32-bit weights that they were made from; with adapters, lora.base quantizes those "
+        "while they are loaded"
+    )
 
 
 def read_sizes(config: Mapping[str, Any], found: list[str]) -> Sizes:

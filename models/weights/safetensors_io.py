@@ -212,8 +212,10 @@ def _entries(file: Path, encoded: bytes) -> list[tuple[int, int, str, str, tuple
 
 
 def _unreadable(file: Path, name: str, kind: str) -> UserError:
+    copy = ", or a copy in 16 bits (docs/guide/models.md, Weights in FP8)" if kind.startswith("F8_") else ""
     return UserError(
         f"{file}: {name} is stored as {kind}; {', '.join(FLOATS)} can be read, so use the model's unquantized weights"
+        f"{copy}"
     )
 
 
