@@ -65,6 +65,7 @@ MODEL_TYPES = {
     "smollm3": smollm3.ARCHITECTURE,
     "mistral3": mistral3.TOWER.architecture,
 }
+OTHERS = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 TOWERS: Mapping[str, TextTower] = {tower.architecture: tower for tower in (mistral3.TOWER,)}
 PRESETS = Path(__file__).parent / "presets"
 
@@ -149,10 +150,14 @@ def has_other_parts(config: Mapping[str, Any]) -> bool:
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    """The name of the architecture; empty if there is none."""
+    """The name of the architecture; empty if there is none. Of a model without a head, or with that of another task,
+    it is the language model's, as for AutoModelForCausalLM.
+    """
     by_type = MODEL_TYPES.get(str(config.get("model_type")), config.get("model_type"))
     named = config.get("architectures") or [by_type]
     first = named[0] if isinstance(named, list) else named
+    if by_type in {**BUILDERS, **TOWERS} and first in [f"{by_type.partition('For')[0]}{other}" for other in OTHERS]:
+        return by_type
     return first if isinstance(first, str) else repr(first) if first else ""
 
 

@@ -431,7 +431,10 @@ def _tying(name: str) -> str:
     """Advice for a tensor that is missing."""
     if name != TIED_HEAD:
         return ""
-    return "; if the embedding is the head, set tie_word_embeddings to true in config.json"
+    return (
+        "; if the embedding is the head, set tie_word_embeddings to true in config.json. A model without a head, such "
+        "as a classifier, cannot be trained here"
+    )
 
 
 def _ignored(name: str, spec: ModelSpec) -> bool:

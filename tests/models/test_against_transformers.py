@@ -7,6 +7,8 @@ from torch import Tensor
 from rptrain.models.layers.generate import generate
 from rptrain.models.weights import pretrained
 
+from .conftest import VARIANTS, hugging_face
+
 APART = {  # the names of gate, up and down in checkpoints in which experts are apart
     "qwen3_moe": ("gate_proj", "up_proj", "down_proj"),
     "glm4_moe": ("gate_proj", "up_proj", "down_proj"),
@@ -54,6 +56,17 @@ def test_logits_and_every_gradient(checkpoint, native, micro_batch) -> None:
         size = gradient.abs().max().item()
         assert size > 0
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-5, atol=1e-5 * size, msg=name)
+
+
+@pytest.mark.parametrize("variant", ["llama-tied", "qwen3-moe-some-dense"])
+def test_a_model_that_was_saved_without_its_head(variant, native, micro_batch, tmp_path) -> None:
+    """Its names have no prefix, and its architecture is not that of a language model."""
+    theirs = hugging_face(tmp_path / "whole", **VARIANTS[variant])
+    theirs.model.save_pretrained(tmp_path / "inner")
+    inner, whole = native(tmp_path / "inner"), native(tmp_path / "whole")
+    assert inner.spec.architecture == type(theirs).__name__
+    ids, mb = torch.arange(20), micro_batch(whole.spec, [[20]])
+    assert torch.equal(inner.logits(ids, mb), whole.logits(ids, mb))
 
 
 def test_packed_documents_match_separate_ones(checkpoint, native, micro_batch) -> None:

@@ -468,3 +468,13 @@ def test_read_config_errors(tmp_path) -> None:
             registry.read_config(tmp_path)
     file.write_text(json.dumps(CONFIG))
     assert registry.read_config(tmp_path) == registry.read_config(file) == CONFIG
+
+
+@pytest.mark.parametrize("name", ["MistralModel", "MistralForSequenceClassification"])
+def test_models_of_a_family_with_another_head_or_none(name) -> None:
+    """AutoModelForCausalLM of transformers loads them, too. Models of other names may compute something else."""
+    config = {**MISTRAL, "model_type": "mistral"}
+    assert registry.build({**config, "architectures": [name]}).architecture == "MistralForCausalLM"
+    for other in (f"X{name}", "MistralForSomething", "LlamaModel"):
+        with pytest.raises(UserError, match=f"'{other}' is not supported"):
+            registry.build({**config, "architectures": [other]})
