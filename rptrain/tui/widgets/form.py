@@ -9,8 +9,9 @@ from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.events import Click
+from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
+from textual.scrollbar import ScrollDown, ScrollTo, ScrollUp
 from textual.widgets import Input, Label, Static
 
 from rptrain.tui.services.draft import Draft, method_of
@@ -141,7 +142,7 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
     def __init__(self, draft: Draft) -> None:
         super().__init__(id="form")
         self._draft = draft
-        self._follows = False  # being scrolled to the focus
+        self._by_mouse = False  # the mouse scrolls it, not a focus that moves
 
     def compose(self) -> ComposeResult:
         for title, fields in GROUPS:
@@ -257,6 +258,7 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
         return next((node for node in focused.ancestors if isinstance(node, Row)), None) if focused else None
 
     def _focus(self, row: Row) -> None:
+        self._by_mouse = False
         if row.editor is not None:
             self.screen.set_focus(row.editor, scroll_visible=False)  # at once: keys may come in a burst
             row.select()  # also if it has the focus already
@@ -266,20 +268,29 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
         if (row := self._focused()) is not None:
             region, height = row.virtual_region, self.size.height
             last = min(self.scroll_y, max(region.y - TITLE, 0))
-            self._follows = True
             self.scroll_to(y=max(last, region.bottom - height), animate=False, force=True, immediate=True)
-            self._follows = False
+
+    @on(MouseScrollDown)
+    @on(MouseScrollUp)
+    @on(ScrollTo)
+    @on(ScrollDown)
+    @on(ScrollUp)
+    def _scrolled_by_mouse(self) -> None:
+        self._by_mouse = True
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Moves the focus to the nearest setting in view if the focused one is being scrolled out of it."""
+        """Moves the focus to the nearest setting in view if the mouse scrolls the focused one out of it. Rows that
+        become higher or lower, and a focus that moves, scroll the form too.
+        """
         super().watch_scroll_y(old_value, new_value)
         row, top = self._focused(), round(self.scroll_target_y)
-        if row is None or self._follows:
+        if row is None or not self._by_mouse:
             return
         bottom = top + self.size.height
         seen = [r for r in self._displayed() if top <= r.virtual_region.y and r.virtual_region.bottom <= bottom]
         if seen and row not in seen:
             self._focus(min(seen, key=lambda other: abs(other.virtual_region.y - row.virtual_region.y)))
+            self._by_mouse = True
 
     def on_resize(self) -> None:
         self.call_after_refresh(self._show_focus)
@@ -320,7 +331,11 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
         self.post_message(self.Edited())
 
     def on_descendant_focus(self) -> None:
-        self._show_focus()
+        if not self._by_mouse:
+            self._show_focus()
+
+    def on_key(self) -> None:
+        self._by_mouse = False
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
