@@ -185,14 +185,18 @@ def test_models_and_data_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert data == {"chats.jsonl", "rows.parquet", "TABLE.CSV"}
 
 
-def test_models_of_the_current_folder_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_own_models_come_before_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     tiny = ROOT / "models" / "presets" / "tiny-tasks" / "config.json"
-    (tmp_path / "models" / "mine").mkdir(parents=True)
-    (tmp_path / "models" / "mine" / "config.json").write_text(tiny.read_text())
-    first, second, *_ = places.models(["models", "."])
-    assert (first.path, first.source) == ("models/mine", "in this folder") and second.source == "bundled"
+    elsewhere = tmp_path / "others" / "theirs"
+    for folder in (tmp_path / "models" / "mine", elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(tiny.read_text())
+    monkeypatch.chdir(tmp_path / "models")
+    found = places.models([str(elsewhere.parent), "."])
+    assert [model.path for model in found[:3]] == ["mine", str(elsewhere), "tiny-tasks"]
+    assert [model.source for model in found[2:]] == ["bundled"] * len(found[2:])
 
 
 def test_data_of_the_current_folder_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

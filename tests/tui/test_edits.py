@@ -15,7 +15,7 @@ def rate(edits: Edits) -> str:
 def begun(tmp_path: Path) -> Edits:
     """The bundled example, which was planned."""
     edits = Edits(Draft.instead_of(tmp_path / "rptrain.toml"))
-    edits.suggest()
+    edits.begin()
     assert edits.know_size(407_000) == "" and rate(edits) == "2e-3"
     return edits
 
@@ -39,3 +39,16 @@ def test_a_rate_of_the_user_or_of_a_file_stays(tmp_path: Path):
     assert edits.know_size(3_100_000) == "" and rate(edits) == "5e-5"
     edits = Edits(Draft(tmp_path / "rptrain.toml", OWN))
     assert edits.know_size(3_100_000) == "" and rate(edits) == "3e-6"
+
+
+def test_values_that_change_with_the_model_are_named_with_those_before(tmp_path: Path):
+    edits = begun(tmp_path)
+    edits.take({"train.micro_batch_size": "2"})
+    edits.take({"model.path": "own"})
+    told = edits.replaced()
+    for change in ("sequence length 128 (was 26)", "max steps unset (was 1500)", "learning rate 1e-5 (was 2e-3)"):
+        assert change in told
+    assert "micro-batch" not in told and edits.replaced() == ""
+    edits.take({"model.path": "another"})
+    edits.take({"model.path": "own"})
+    assert edits.replaced() == ""

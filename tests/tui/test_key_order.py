@@ -13,20 +13,21 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from rptrain.tui.app import RptrainApp
-from rptrain.tui.screens.chat import ChatScreen
-from rptrain.tui.screens.data import DataBrowser
 from rptrain.tui.screens.new_run import NewRun
+from rptrain.tui.screens.picker import Picker
 from rptrain.tui.screens.runs import Runs
-from rptrain.tui.services import chat_session, heavy
+from rptrain.tui.services import chat_session, heavy, places
+from rptrain.tui.widgets.entry import Entry
 from rptrain.tui.widgets.run_list import RunList
+from rptrain.utils.errors import UserError
 
-from .conftest import Made, Scripted, driven, screen_text, settled, until
+from .conftest import Made, Scripted, driven, notified, screen_text, until
 from .recorded import make_run
 from .test_chat_session import DOUBLE
 
 
 class Slow(Scripted):
-    """A helper whose plans wait until they are `released`."""
+    """A helper whose plans and searches wait until they are `released`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,8 +35,8 @@ class Slow(Scripted):
         self.plans = 0
 
     async def call(self, function: Callable[..., Any], *given: Any) -> Any:
-        if function is heavy.plan:
-            self.plans += 1
+        self.plans += function is heavy.plan
+        if function in (heavy.plan, places.models):
             await self.released.wait()
         return await super().call(function, *given)
 
@@ -151,6 +152,68 @@ async def test_keys_of_lists_and_of_a_conversation_act_in_order(
         chat = app._shared.chat
         assert chat is not None and chat.run.name == "second"
         assert (chat.waiting or chat.turns[0].said, chat.unsent) == ("one", "tw3o")
+
+
+@driven
+async def test_a_preset_is_taken_only_if_it_was_named_or_moved_to(make: Made):
+    async with make(helper=(helper := Slow())).run_test(size=(80, 24)) as pilot:
+        app = await planning(pilot, helper)
+        burst(app, *"own", "down", "up", "enter", "enter")
+        await acted(pilot)
+        assert isinstance(app.screen, Picker) and "searching …" in await screen_after(pilot)
+        helper.released.set()
+        await until(pilot, lambda: "preset, config only, no weights: Llama" in screen_text(app))
+        assert "searching …" not in screen_text(app)
+        burst(app, "enter")
+        await acted(pilot)
+        assert isinstance(app.screen, Picker)
+        burst(app, "down", "enter", "enter", *"llama", "enter")
+        await acted(pilot)
+        await until(pilot, lambda: values(app)["model.path"] == "llama-3.1-8b")
+
+
+@driven
+async def test_enter_on_a_name_waits_for_the_search(make: Made):
+    async with make(helper=(helper := Slow())).run_test(size=(80, 24)) as pilot:
+        app = await planning(pilot, helper)
+        burst(app, "enter", *"llama", "enter")
+        await acted(pilot)
+        assert isinstance(app.screen, Picker)
+        helper.released.set()
+        await until(pilot, lambda: values(app)["model.path"] == "llama-3.1-8b")
+
+
+@driven
+async def test_a_plan_is_not_shown_for_other_settings_than_its_own(make: Made):
+    helper = Slow()
+    helper.released.set()
+    async with make(helper=helper).run_test(size=(120, 36), notifications=True) as pilot:
+        app = await planning(pilot, helper)
+        await until(pilot, lambda: "✓ fits" in screen_text(app))
+        helper.released.clear()
+        burst(app, *STEPS, "7")
+        await acted(pilot)
+        text = await screen_after(pilot)
+        assert "planning …; the plan before this:" in text and "8.42 s per step" in text
+        burst(app, "ctrl+home", *"own")
+        await acted(pilot)
+        await until(pilot, lambda: "weights bfloat16 (was float32)" in notified(app))
+        assert "8.42 s per step" not in await screen_after(pilot) and "max steps" not in notified(app)
+        helper.answers[heavy.plan] = UserError("about an earlier setting")
+        editor = app.screen.query_one("#optim-learning_rate", Entry)
+        with editor.prevent(Entry.Changed):  # no message says so yet
+            editor.value = "3e-4"
+        plans = helper.plans
+        helper.released.set()
+        helper.released = asyncio.Event()
+        await until(pilot, lambda: helper.plans > plans)
+        assert "about an earlier setting" not in await screen_after(pilot)
+
+
+async def screen_after(pilot: Pilot[Any]) -> str:
+    """The screen's text once what changed is drawn."""
+    await pilot.pause(0.1)
+    return screen_text(pilot.app)
 
 
 async def acted(pilot: Pilot[Any]) -> None:

@@ -1,74 +1,17 @@
 """A real terminal: from an empty folder to an answer by keys alone, the number of keys, and keys with alt."""
 
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
 
-from rptrain.runs.view import RunView
+from .terminal import Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")]
 
-PATIENCE = 240  # seconds for a run of the bundled example on a busy machine
 PROMPT = "Spell backwards: abc"
-NUMBERS = count()
-
-
-class Terminal:
-    """rptrain in a terminal of tmux, on a server of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._server = f"rptrain-test-{os.getpid()}-{next(NUMBERS)}"  # a server that is ending takes no session
-        self.keys = 0  # pressed since the last `task`
-
-    def start(self, *arguments: str) -> None:
-        program = " ".join([sys.executable, "-P", "-m", "rptrain", *arguments])
-        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", "-c", str(self._folder), program)
-
-    def close(self) -> None:
-        """Ends the terminal, and a trainer that a failed test left."""
-        subprocess.run(["tmux", "-L", self._server, "kill-server"], capture_output=True)  # it may have ended
-        for config in self._folder.glob("runs/*/config.toml"):
-            view = RunView(config.parent)
-            if view.process is not None and view.process.alive:
-                os.kill(view.process.pid, signal.SIGKILL)
-
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            self._tmux("send-keys", key)
-        self.keys += len(keys)
-
-    def type(self, text: str) -> None:
-        """Types a text, which does not count: people write what they like."""
-        self._tmux("send-keys", "-l", text)
-
-    def task(self) -> int:
-        """The number of keys of the task that ends here."""
-        keys, self.keys = self.keys, 0
-        return keys
-
-    def until(self, pattern: str) -> str:
-        """Waits for a text on the screen. The deadline only ends a hang."""
-        end = time.monotonic() + PATIENCE
-        while not re.search(pattern, shown := self._tmux("capture-pane", "-p")):
-            assert time.monotonic() < end, f"{pattern!r} did not appear:\n{shown}"
-            time.sleep(0.1)
-        return shown
-
-    def _tmux(self, *arguments: str) -> str:
-        environment = {**os.environ, "XDG_CONFIG_HOME": str(self._folder / "settings"), "CUDA_VISIBLE_DEVICES": ""}
-        command = ["tmux", "-L", self._server, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        return done.stdout
 
 
 @pytest.fixture

@@ -115,6 +115,9 @@ class AskTarget(Dialog[Target | None]):
     @work(exclusive=True)
     async def _done(self) -> None:
         text = self.query_one("#to", Input).value.strip()
+        dtype = self.query_one("#dtype", Choice).value  # before the wait below: keys may follow
+        merge = self._adapters and self.query_one("#merge", Choice).value == PARTS[1]
+        source = self._sources[self.query_one("#source", Choice).value]
         if not text or not self.is_active:
             return
         try:
@@ -124,9 +127,6 @@ class AskTarget(Dialog[Target | None]):
         except UserError as error:
             self.notify(str(error), severity="error")
             return
-        dtype = self.query_one("#dtype", Choice).value
-        merge = self._adapters and self.query_one("#merge", Choice).value == PARTS[1]
-        source = self._sources[self.query_one("#source", Choice).value]
         self.answer(Target(source, path, None if dtype == SAME else dtype, merge))
 
     async def _may_replace(self, path: Path) -> bool:

@@ -113,15 +113,23 @@ class ChatScreen(Screen[None]):
         before = self._shared.chat
         if before is not None and before.run.absolute() == self._run.absolute():
             self._run = before.run  # the same run, by another path
-        if before is None or before.run != self._run:
-            session = self._shared.begin_chat(self._run)
+        is_new = before is None or before.run != self._run
+        session = self._shared.begin_chat(self._run) if is_new else self._session
+        self._fill_in()
+        if is_new:
             if before is not None:
                 await before.close()
             if starting := await asyncio.to_thread(self._shared.starting):
                 await session.unload(f"{starting} is starting and needs memory, so the model is not loaded yet.")
             else:
                 await session.begin()
-        self._session.changed = self._note
+        session.changed = self._note
+        self._draw()
+        if not is_new:
+            await self._renew()
+
+    def _fill_in(self) -> None:
+        """Shows the unsent message and the settings before anything is waited for: what is typed meanwhile stays."""
         settings = self._session.settings
         for name, value in (
             ("message", self._session.unsent),
@@ -130,9 +138,6 @@ class ChatScreen(Screen[None]):
             ("top-p", f"{settings.answers.top_p:g}"),
         ):
             self.query_one(f"#{name}", Input).value = value
-        self._draw()
-        if self._session is before:
-            await self._renew()
 
     async def _renew(self) -> None:
         """Loads the model again if its process ended, or if another one would answer now. While a training runs, only

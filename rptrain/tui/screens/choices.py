@@ -96,8 +96,10 @@ def _data(file: places.FoundData) -> Item:
 def _model(model: places.FoundModel) -> Item:
     if not model.parameters:
         return Item(model.path, f"        {model.about}", dim=True)
-    weights = "" if model.weights else ", config only, no weights"
-    return Item(model.path, f"{format_count(model.parameters):>6}  {model.about}, {model.source}{weights}")
+    preset, weights = model.source == places.BUNDLED, "" if model.weights else "config only, no weights"
+    kind = "example" if model.weights else f"preset, {weights}"
+    about = f"{kind}: {model.about}" if preset else ", ".join(filter(None, (model.about, model.source, weights)))
+    return Item(model.path, f"{format_count(model.parameters):>6}  {about}", offered=not preset)
 
 
 def _newest(path: Path) -> float:

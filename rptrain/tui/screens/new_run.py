@@ -25,7 +25,7 @@ from rptrain.tui.screens.first_samples import first_samples
 from rptrain.tui.screens.picker import Picker
 from rptrain.tui.services import heavy
 from rptrain.tui.services.draft import Draft
-from rptrain.tui.services.edits import Edits
+from rptrain.tui.services.edits import DATA, Edits
 from rptrain.tui.services.fields import Field, field_of
 from rptrain.tui.services.heavy import Planned
 from rptrain.tui.services.helper import HelperError
@@ -55,7 +55,8 @@ class NewRun(Screen[None]):
         self._shared = context
         self._edits = Edits(context.draft)
         self._file = context.draft.path  # that was opened or saved last
-        self._planned_text = ""  # the text of the shown plan
+        self._planned_text = ""  # the text of the shown plan, if it fits
+        self._planned_for = ("", "")  # the model and the data of the shown plan
         self._inputs: Inputs | None = None  # as the shown plan read them
         self._left = False  # another screen was shown
         self._is_launching = False
@@ -88,7 +89,7 @@ class NewRun(Screen[None]):
         self.query_one("#start", Button).disabled = True
         self.set_interval(WATCH_AFTER, self._watch)
         if not self._draft.path.exists():
-            self._edits.suggest()
+            self._edits.begin()
             self._fill()
         self.query_one(Form).focus_first()
         self._changed()
@@ -105,6 +106,8 @@ class NewRun(Screen[None]):
         answer = await ask(self, first)
         if first.values:
             self._edits.update(first.values)
+            if not touched:
+                self._edits.begin()
             self._edits.touched = touched or not self._draft.is_new
             await self._show_draft()
         if answer is None:
@@ -142,9 +145,22 @@ class NewRun(Screen[None]):
     def _changed(self) -> None:
         self._shared.unsaved = self._edits.unsaved
         self._show_file()
+        self._clear_other()
         self._panel.busy = True
         self.query_one("#start", Button).disabled = True
         self._plan()
+
+    def _clear_other(self) -> None:
+        """Removes the plan of another model, and what it says about the samples of other data."""
+        subject = self._subject()
+        if subject != self._planned_for:
+            self.query_one(Form).note("data.max_length", "")
+        if subject[0] != self._planned_for[0]:
+            self._panel.planned = None
+            self.query_one(AdviceList).propose(None)
+
+    def _subject(self) -> tuple[str, str]:
+        return self._draft.shown("model.path"), self._draft.shown(DATA)
 
     def _show_file(self) -> None:
         """Names the file, with a star if the settings on the screen are not those in it."""
@@ -161,6 +177,8 @@ class NewRun(Screen[None]):
         text = self._draft.text
         messages = self._edits.check()
         self._mark()
+        if changes := self._edits.replaced():
+            self.notify(changes, timeout=15)
         self.query_one(Form).note_epochs(None)
         if messages:
             self._show_problem("\n".join(f"· {message}" for message in messages))
@@ -170,13 +188,15 @@ class NewRun(Screen[None]):
             self._inputs = await asyncio.to_thread(Inputs.of, self._draft.resolved().config)
             planned = await self._shared.helper.call(heavy.plan, self._draft.path, text)
         except (UserError, HelperError) as error:
-            self._show_problem(str(error))
+            self._take()
+            if self._draft.text == text:  # else it is about earlier settings
+                self._show_problem(str(error))
             return
         if not self._is_of_size(planned, text):
             return
         panel = self._panel
         panel.problem, panel.planned, panel.busy = "", planned, False
-        self._planned_text = text if planned.fits else ""
+        self._planned_text, self._planned_for = text if planned.fits else "", self._subject()
         self.query_one("#start", Button).disabled = not planned.fits
         refusals = planned.report["refusals"]
         self._edits.invalid = {one["key"]: one["message"] for one in refusals if field_of(one["key"])}
@@ -269,7 +289,9 @@ class NewRun(Screen[None]):
     @work(exclusive=True, group="samples")
     @until_closed
     async def _show_samples(self) -> None:
-        self.query_one("#sample", Static).update(await first_samples(self._shared.helper, self._draft))
+        text, shown = self._draft.text, await first_samples(self._shared.helper, self._draft)
+        if self._draft.text == text:  # else they are those of earlier settings
+            self.query_one("#sample", Static).update(shown)
 
     def action_browse(self) -> None:
         self._take()

@@ -1,6 +1,7 @@
 """A filterable list of models or data sets; the typed text may also be a path."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -30,6 +31,7 @@ class Item:
     value: str
     about: str
     dim: bool = False  # it exists, but cannot be used
+    offered: bool = True  # highlighted if it is the first one; otherwise it has to be moved to, or typed
     words: tuple[str, ...] = ()  # other names by which it is found
 
 
@@ -82,6 +84,7 @@ class Picker(Dialog[str | None]):
         self._question = question
         self._items: Sequence[Item] | None = question.first or None  # None: being searched, or not found
         self._narrowed: tuple[str, int] | None = None  # the filter, and the number of matching items
+        self._searches = self._takes = False  # `_takes`: what the search finds is taken, since enter was pressed
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
@@ -90,6 +93,7 @@ class Picker(Dialog[str | None]):
             options = OptionList(compact=True)
             options.can_focus = False  # it still receives the keys
             yield options
+            yield Static("searching …", id="searching")
             with VerticalScroll(id="shown"):
                 yield Static("", id="sample")
 
@@ -109,24 +113,35 @@ class Picker(Dialog[str | None]):
         options = self.query_one(OptionList)
         options.clear_options()
         self._narrow()
-        options.loading = not question.first
+        self._set_searching(True)
         self._look()
+
+    def _set_searching(self, searching: bool) -> None:
+        self._searches, self._takes = searching, False
+        self.query_one("#searching").display = searching
 
     @work(exclusive=True, group="find")
     async def _look(self) -> None:
         options = self.query_one(OptionList)
         try:
             found = await self._question.find()
+            chosen = self._highlighted
             self._items = [*{item.value: item for item in (*self._question.first, *found)}.values()]
         except (UserError, HelperError) as error:
             options.add_option(Option(Content.styled(str(error), "$error"), disabled=True))
         else:
-            chosen, self._narrowed = options.highlighted, None
+            self._narrowed = None
             self._narrow()
-            options.highlighted = chosen if chosen is not None else options.highlighted
-        options.loading = False
+            if chosen is not None:
+                listed = [option.id and self._item(option).value for option in options.options]
+                options.highlighted = listed.index(chosen.value) if chosen.value in listed else options.highlighted
+        takes = self._takes
+        self._set_searching(False)
+        if takes:
+            self.action_take()
 
     def on_input_changed(self) -> None:
+        self._takes = False
         if not self._narrow() and self._question.paths and (typed := self.query_one(Typed).value.strip()):
             self._preview(typed, typed=True)
 
@@ -163,11 +178,16 @@ class Picker(Dialog[str | None]):
         )
         if more > 0:
             options.add_option(Option(Content.styled(f"and {more:,} more: type to find them", "$muted"), disabled=True))
-        options.highlighted = 0 if found else None
+        options.highlighted = 0 if found and (words or found[0][1].offered) else None
         return len(found)
 
-    def _item(self, option: Option) -> Item:
-        assert self._items is not None and option.id is not None
+    @property
+    def _highlighted(self) -> Item | None:
+        options = self.query_one(OptionList)
+        return None if options.highlighted is None else self._item(options.highlighted_option)
+
+    def _item(self, option: Option | None) -> Item:
+        assert self._items is not None and option is not None and option.id is not None
         return self._items[int(option.id)]
 
     def _take(self, item: Item) -> None:
@@ -205,15 +225,18 @@ class Picker(Dialog[str | None]):
     def action_move(self, by: int) -> None:
         count = self._narrow()
         options = self.query_one(OptionList)
+        self._takes = False
         if count:
-            options.highlighted = min(max((options.highlighted or 0) + by, 0), count - 1)
+            before = -1 if options.highlighted is None else options.highlighted
+            options.highlighted = min(max(before + by, 0), count - 1)
 
     def action_take(self) -> None:
         count = self._narrow()
-        options = self.query_one(OptionList)
         typed = self.query_one(Input).value.strip()
-        if count and options.highlighted is not None:
-            self._take(self._item(options.get_option_at_index(options.highlighted)))
+        if count and (item := self._highlighted) is not None:
+            self._take(item)
+        elif typed and self._searches and not os.path.exists(os.path.expanduser(typed)):
+            self._takes = True  # it may be the name of something that the search finds
         elif typed and self._question.paths:
             self.taken(typed)
 

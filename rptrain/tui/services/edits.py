@@ -9,6 +9,7 @@ from rptrain.planner.learning_rate import trained
 from rptrain.tui.services.draft import Draft, method_of
 from rptrain.tui.services.fields import field_of
 from rptrain.tui.services.recipe import RATE, recipe
+from rptrain.tui.services.setting_text import label_of
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_count
 
@@ -36,6 +37,9 @@ class Edits:
         self.invalid: dict[str, str] = {}  # why a value is refused, here, by the config or by the plan; by key
         self.touched = False  # edited by the user since the values were filled in
         self._by_hand: set[str] = set()
+        self._replaced: dict[
+            str, str
+        ] = {}  # values before suggested ones took their place, until they are told; by key
         self._parameters: dict[str, int] = {}  # of models that were planned
         self._suggests_rate = False
         self._rate: str | None = None  # the learning rate when the size of a model was last known
@@ -74,6 +78,22 @@ class Edits:
         if not CHOOSERS.isdisjoint(values):
             self.suggest()
 
+    def begin(self) -> None:
+        """Sets what suits the model, the data and the method of a config without edits, which needs no telling."""
+        self.suggest()
+        self._replaced.clear()
+
+    def replaced(self) -> str:
+        """A message with the settings that changed with the model, the data or the method since the last call."""
+        before, self._replaced = self._replaced, {}
+        now = {key: self.draft.shown(key) for key in before}
+        changes = [
+            f"{label_of(key)} {now[key] or 'unset'} (was {was or 'unset'})"
+            for key, was in before.items()
+            if now[key] != was and key not in self._by_hand
+        ]
+        return f"Changed with the model, data or method: {', '.join(changes)}" if changes else ""
+
     def add_train_set(self, path: str) -> None:
         """Adds a training set. Raises UserError as the draft does."""
         self.draft.add_train_set(path)
@@ -106,6 +126,7 @@ class Edits:
         for key, value in self._recipe().items():
             if key not in self._by_hand and key not in kept and (adds or self.draft.shown(key)):
                 self._suggests_rate = self._suggests_rate or key == RATE
+                self._replaced.setdefault(key, self.draft.shown(key))
                 self._put(key, value)
 
     def know_size(self, parameters: int) -> str:

@@ -13,6 +13,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
 
 HERE = "."  # the place that is the current folder
+BUNDLED = "bundled"  # the source of what comes with the program
 DEEP = 3  # folders below a place that are looked into
 QUICK = 200  # names in the current folder that a quick look sees
 MAX_FOLDERS = 4000  # folders that are looked into in all
@@ -51,7 +52,9 @@ def own_data() -> list[FoundData]:
 
 
 def models(folders: Sequence[str]) -> list[FoundModel]:
-    """Those in the current folder, then those that are bundled, in the hub's cache and in the other folders."""
+    """Those in the current folder, in the hub's cache and in the other folders, then those that are bundled, of which
+    most have no weights.
+    """
     from rptrain.models import registry
 
     here, elsewhere = list[FoundModel](), list[FoundModel]()
@@ -61,14 +64,14 @@ def models(folders: Sequence[str]) -> list[FoundModel]:
                 here.append(_model(str(directory), directory, "in this folder"))
             else:
                 elsewhere.append(_model(str(directory), directory, folder))
-    bundled = [_model(name, registry.PRESETS / name, "bundled") for name in registry.presets()]
+    bundled = [_model(name, registry.PRESETS / name, BUNDLED) for name in registry.presets()]
     cached = [_model(name, directory, "hub cache") for name, directory in registry.cached()]
-    return [*here, *bundled, *cached, *elsewhere]
+    return [*here, *cached, *elsewhere, *sorted(bundled, key=lambda model: not model.weights)]
 
 
 def data(folders: Sequence[str]) -> list[FoundData]:
     """Files in the current folder that are probably data, then the built-in sets, then files in the folders."""
-    found = [*own_data(), FoundData("builtin:tasks", "bundled", 0), FoundData("builtin:random", "bundled", 0)]
+    found = [*own_data(), FoundData("builtin:tasks", BUNDLED, 0), FoundData("builtin:random", BUNDLED, 0)]
     for folder, directory in _folders(folders):
         found += _files(folder, directory)
     return list(dict.fromkeys(found))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rptrain.tui.services.fields import FIELDS, Field, schema_name
+from rptrain.tui.services.fields import FIELDS, Field, field_of, schema_name
 from rptrain.utils.units import format_epochs
 
 STOPS = {  # what can have the focus besides settings, by id
@@ -23,6 +23,12 @@ def about(field: Field) -> str:
     hint = "  ·  enter: list" if field.is_listed else ""
     name = f"{field.label.strip()} ({field.name})" if field.is_grouped else field.name
     return f"{name}: {field.about}{hint}"
+
+
+def label_of(key: str) -> str:
+    """The label of a setting in the form; the key of one that is in no group."""
+    field = field_of(key)
+    return key if field is None else field.label.strip()
 
 
 def with_labels(message: str) -> str:

@@ -97,8 +97,8 @@ class PlanPanel(Widget):
             yield from self._place(places[0], len(places), width)
 
     def _verdict(self, planned: Planned) -> Content:
-        if self.busy:  # the plan below is the one before
-            return Content.styled("planning …", "$muted")
+        if self.busy:
+            return Content.styled("planning …; the plan before this:", "$muted")
         if planned.fits:
             return Content.styled("✓ fits", "bold $success")
         return Content.styled(f"✗ {'does not fit' if planned.too_large else 'cannot start'}", "bold $error")
