@@ -492,7 +492,7 @@ async def test_models_and_data_are_chosen_from_lists(make: Made, helper: Scripte
     async with make().run_test(size=(100, 30)) as pilot:
         await ready(pilot)
         await focus(pilot, "#model-path")
-        await press_until(pilot, "enter", lambda: "8.0 B  Llama" in screen_text(pilot.app))
+        await press_until(pilot, "enter", lambda: "8.0 B  preset" in screen_text(pilot.app))
         await type_over(pilot, "llama")
         await press_until(pilot, "enter", lambda: shown(pilot.app, "model-path") == ["llama-3.1-8b"])
         await focus(pilot, "#data-train-0-path")
