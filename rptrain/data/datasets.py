@@ -9,7 +9,7 @@ from rptrain.checkpoint.base_files import base_paths
 from rptrain.checkpoint.eos import eos_ids
 from rptrain.config.schema import Config, TrainSet
 from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
-from rptrain.data.sequences import Sequences
+from rptrain.data.sequences import NothingSupervised, Sequences
 from rptrain.data.split import once, split
 from rptrain.data.template import load_template
 from rptrain.models.registry import read_config
@@ -50,7 +50,10 @@ def training_set(
 
 def validation_set(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any) -> Sequences:
     """The sequences of the sets under [[data.val]]. Raises UserError for mistakes in them."""
-    return once(_read(config, model_dir, vocab_size, tokenizer, config.data.val))
+    try:
+        return once(_read(config, model_dir, vocab_size, tokenizer, config.data.val))
+    except NothingSupervised as error:
+        raise UserError(f"the validation set in [[data.val]] cannot be used: {error}") from None
 
 
 def batches_of(sequences: Sequences, config: Config) -> Batches:

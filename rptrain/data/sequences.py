@@ -135,11 +135,15 @@ def build(
     return made
 
 
+class NothingSupervised(UserError):
+    """No token of the data is supervised."""
+
+
 def supervised_pieces(pieces: Pieces) -> np.ndarray:
-    """The numbers of the pieces with a supervised label. Raises UserError if there are none."""
+    """The numbers of the pieces with a supervised label. Raises NothingSupervised if there are none."""
     useful = np.flatnonzero(pieces.supervised)
     if not len(useful):
-        raise UserError(
+        raise NothingSupervised(
             "no token of the data is supervised: there is no assistant's turn within data.max_length tokens; "
             "fix the data, raise data.max_length or set data.assistant_only_loss = false"
         )

@@ -75,9 +75,10 @@ class Resume:
             )
         done, total = state["step"], job.total_steps
         if done > total or (done == total and self.log is None):  # a new run needs steps of its own
+            key = "train.max_steps" if job.config.train.max_steps else "train.num_epochs"
             raise UserError(
                 f"{self.checkpoint} was saved after step {done}, but the config ends training at step {total}: "
-                f"increase train.max_steps, set save.resume to an earlier checkpoint, {restart}"
+                f"increase {key}, set save.resume to an earlier checkpoint, {restart}"
             )
 
 

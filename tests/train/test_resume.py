@@ -11,6 +11,7 @@ import pytest
 
 import rptrain.data.datasets
 from rptrain.checkpoint.state import read_state
+from rptrain.config.resolve import resolve
 from rptrain.data import cache, earlier
 from rptrain.data.notes import NOTES, Note
 from rptrain.data.sequences import Sequences
@@ -136,3 +137,25 @@ def test_code_and_data_that_changed_after_this_version_began_the_run(folder, mon
         go(folder)
     write(folder / "chats.jsonl", range(40))
     assert [event.step for event in tools.events(go(folder), events.Resumed)] == [1]
+
+
+def test_a_finished_run_is_extended_by_epochs(folder):
+    """It ends as if it had been begun with that number, if the learning rate does not depend on it."""
+
+    def train(epochs: int, *overrides: str) -> RunDir:
+        tools.write_config(folder)
+        file = folder / "run.toml"
+        file.write_text(file.read_text().replace("max_steps = 6\n", "").replace("warmup_steps = 2\n", ""))
+        data = f'data.train=[{{path="{folder}/chats.jsonl"}}]', f'data.cache_dir="{folder}/kept"'
+        sizes = "data.max_length=64", "train.micro_batch_size=4", "train.global_batch_size=8"
+        length = f"train.num_epochs={epochs}", "optim.lr_scheduler_type=constant"
+        return tools.train(resolve(file, [*data, *sizes, *length, *overrides]), quiet=True)
+
+    whole, short = train(3, "log.run_name=whole"), train(1)
+    extended = train(3, f"save.resume={short.path}")
+    assert extended.path == short.path and [event.step for event in tools.events(short, events.Resumed)] == [
+        max(tools.steps(whole)) // 3
+    ]
+    assert tools.steps(short) == tools.steps(whole) and tools.state(short) == tools.state(whole)
+    with pytest.raises(UserError, match=r"the config ends training at step .*: increase train\.num_epochs"):
+        train(2, f"save.resume={short.path}")
