@@ -116,7 +116,8 @@ def test_several_processes_meet_before_one_looks_for_a_run_and_one_says_where_th
     assert (result.exit_code, bool(result.stdout)) == (0, rank == 0) and trained.pop()[1] is True
 
 
-NO_MEMORY = "memory cannot be allocated: raise the limit of `ulimit -v` or of the container, or free memory"
+RAISE = "raise the limit of `ulimit -v` or of the container, or free memory"
+NO_MEMORY = f"memory cannot be allocated: {RAISE}"
 NO_THREADS = "no more threads can be started: raise the limits of `ulimit -u` and `ulimit -v`"
 
 
@@ -135,6 +136,7 @@ class Broken(RuntimeError):
             "a: Permission denied: change its permissions, or name another path\n",
         ),
         (OSError(errno.ENOSPC, "No space left on device", "a"), 1, "a: No space left on device: free disk space\n"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory", "a"), 1, f"a: Cannot allocate memory: {RAISE}\n"),
         (OSError(errno.EIO, "Input/output error"), 1, "Input/output error\n"),
         (MemoryError(), 1, f"{NO_MEMORY}\n"),
         (

@@ -15,9 +15,12 @@ _PATH_ADVICE = {
     errno.EPERM: "name another path",
     errno.EROFS: "name a path on a disk that can be written",
 }
+_MEMORY = "raise the limit of `ulimit -v` or of the container, or free memory"
 _ADVICE = {
+    errno.EAGAIN: "raise the limit of processes (ulimit -u)",
     errno.EDQUOT: "free some of the disk space that you may use",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENOMEM: _MEMORY,
     errno.ENOSPC: "free disk space",
 } | _PATH_ADVICE
 
@@ -85,9 +88,7 @@ def out_of_resources(error: BaseException) -> TrainingError | None:
             return TrainingError("no more threads can be started: raise the limits of `ulimit -u` and `ulimit -v`")
         refused = isinstance(cause, RuntimeError | ImportError) and any(words in text for words in _NO_MEMORY)
         if isinstance(cause, MemoryError) or refused:
-            return TrainingError(
-                "memory cannot be allocated: raise the limit of `ulimit -v` or of the container, or free memory"
-            )
+            return TrainingError(f"memory cannot be allocated: {_MEMORY}")
         cause = cause.__cause__ or cause.__context__
     return None
 
