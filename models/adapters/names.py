@@ -190,8 +190,11 @@ def _in_mlp(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name[name.index("mlp.") :] for name in names))
 
 
+_ALL = ("all", "all_linear", "linear")  # how other trainers write "all-linear"
+
+
 def _hint(entry: str, names: list[str]) -> str:
-    near = nearest(entry, {end(name): None for name in names})
+    near = ["all-linear"] if entry.lower() in _ALL else nearest(entry, {end(name): None for name in names})
     return f"{quoted(repr(entry))}{f'; did you mean {near[0]!r}?' if near else ''}; {_there_are(names)}"
 
 

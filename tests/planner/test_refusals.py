@@ -63,7 +63,11 @@ def refusals(*overrides: str) -> dict[str, str]:
         (["data.train.0.path=chats.jsonl", "data.overlong=error", "data.max_length=4"], "data.max_length", "longer"),
         (["data.train.0.path=chats.jsonl", "data.max_length=4"], "data.max_length", "no token of the data is super"),
         (["data.train.0.path=chats.jsonl", "data.max_length=99", "data.val_size=1"], "data.max_length", "val_size"),
-        (["data.val=[{path = 'chats.jsonl'}]", "data.max_length=4"], "data.val.0.path", "no token of the data is super"),
+        (
+            ["data.val=[{path = 'chats.jsonl'}]", "data.max_length=4"],
+            "data.val.0.path",
+            "no token of the data is super",
+        ),
         (["model.path=no-tokenizer", "data.train.0.path=chats.jsonl"], "model.path", "there is no tokenizer"),
         (["model.path=linked"], "model.path", "vocab.txt -> "),
         (["model.path=tiny-tasks", "train.method=lora"], "train.method", "adapters need pretrained weights"),

@@ -24,6 +24,11 @@ SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
         ),
         (
             "LlamaForCausalLM",
+            {"target_modules": "all"},
+            f"matches 'all'; did you mean 'all-linear'?; there are {SEVEN}",
+        ),
+        (
+            "LlamaForCausalLM",
             {"target_modules": "q_proj"},
             'q_proj is a pattern that must match whole module names; write ["q_proj"] for the modules whose names end',
         ),
