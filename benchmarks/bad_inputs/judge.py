@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,6 +14,7 @@ SECONDS = 20.0
 NBYTES = 2 << 30  # bytes of memory beyond what a process has that has imported the program
 LINE = 500  # characters of a line of a message
 LINES = 21  # of a refusal: 20 lines, and how many more there are
+MISTAKES = 202  # of a config's mistakes: the first line, 200 mistakes, and how many more there are
 READ = 1 << 20  # bytes of output that are examined
 HASHED = 32 << 20  # bytes up to which a file's content is compared; of larger ones, size and time of change
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -24,6 +25,10 @@ PLANS = ("plan", "--dry-run")  # print a plan before the message that it does no
 
 Entry = tuple[object, ...]
 Snapshot = Mapping[str, Entry]
+
+
+def _most(lines: Sequence[str]) -> int:
+    return MISTAKES if lines[0].endswith(" mistakes in the config") else LINES
 
 
 def faults(case: Case, ended: Ended, stdout: str, stderr: str) -> Iterator[str]:
@@ -53,7 +58,7 @@ def _messages(case: Case, ended: Ended, stdout: str, stderr: str) -> Iterator[st
         longest = max(map(len, lines))
         if longest > LINE and not shows:
             yield f"{name} has a line of {longest:,} characters"
-        if len(lines) > LINES and ended.code != 0 and not (name == "stdout" and plans):
+        if len(lines) > _most(lines) and ended.code != 0 and not (name == "stdout" and plans):
             yield f"{name} has {len(lines)} lines"
         if found := CONTROL.search(output):
             yield f"{name} has the control character {found[0]!r}"
