@@ -22,7 +22,7 @@ _ALIASES = {
     "data.overlong": "excess_length_strategy truncation_strategy overlong_strategy",
     "data.cache_dir": "dataset_prepared_path tokenized_path dataset_cache_dir",
     "data.max_length": "cutoff_len sequence_len seq_len max_seq_len max_seq_length sequence_length "
-    "model_max_length block_size context_length",
+    "model_max_length block_size context_length data.length",
     "data.packing": "sample_packing packed neat_packing pack",
     "data.chat_template": "template chat_template_path chat_template_jinja prompt_template conversation_template "
     "jinja_template",
@@ -36,7 +36,7 @@ _ALIASES = {
     "train.num_epochs": "num_train_epochs epochs n_epochs epoch",
     "train.max_steps": "max_train_steps total_steps num_steps num_training_steps max_iters max_steps_per_epoch",
     "train.seed": "data_seed random_seed random_state",
-    "lora.r": "lora_r lora_rank rank",
+    "lora.r": "lora_r lora_rank rank .r",
     "lora.lora_alpha": "alpha",
     "lora.lora_dropout": "lora.dropout",
     "lora.target_modules": "lora_target lora_target_modules lora_target_linear lora_attn_modules",
@@ -47,7 +47,7 @@ _ALIASES = {
     "lora.target_parameters": "lora_target_parameters",
     "lora.adapter": "adapter_name_or_path lora_model_dir",
     "optim.learning_rate": "lr peak_lr max_lr",
-    "optim.lr_scheduler_type": "lr_scheduler scheduler lr_schedule scheduler_type lr_decay_style",
+    "optim.lr_scheduler_type": "lr_scheduler scheduler lr_schedule scheduler_type lr_decay_style optim.schedule",
     "optim.warmup_steps": "warmup_ratio num_warmup_steps warmup lr_warmup_steps",
     "optim.weight_decay": "wd decay",
     "optim.betas": "adam_beta1 adam_beta2 beta1 beta2 adam_betas",
@@ -66,17 +66,19 @@ _ALIASES = {
     "engine.trace": "profile profiler",
     "save.output_dir": "save.path save.dir save.folder output_path",
     "save.save_steps": "save_every save_every_n_steps checkpoint_every checkpoint_steps save_interval save_strategy "
-    "saves_per_epoch",
-    "save.save_total_limit": "keep_last_n_checkpoints max_checkpoints save.limit",
+    "saves_per_epoch save.every save.interval",
+    "save.save_total_limit": "keep_last_n_checkpoints max_checkpoints save.limit save.keep",
     "save.load_best_model_at_end": "save_best keep_best load_best_model save_best_model",
     "save.resume": "resume_from_checkpoint auto_resume_from_checkpoints",
     "data.val_size": "val_set_size eval_split_ratio validation_split",
     "data.val.path": "test_datasets val_sets eval_datasets eval_dataset",
-    "train.eval_steps": "eval_every eval_interval evaluation_steps eval_strategy evaluation_strategy evals_per_epoch",
+    "train.eval_steps": "eval_every eval_interval evaluation_steps eval_strategy evaluation_strategy evals_per_epoch "
+    "eval.every eval.interval",
     "train.early_stopping_patience": "patience",
     "log.report_to": "wandb use_wandb tensorboard trackio metric_logger plot_loss",
     "log.project": "wandb_project",
-    "log.logging_steps": "log_every_n_steps log_interval log_every log_steps logging_strategy log.steps",
+    "log.logging_steps": "log_every_n_steps log_interval log_every log_steps logging_strategy log.steps "
+    "log.every log.interval",
     "log.run_name": "experiment_name wandb_name exp_name log.name",
 }
 _CANONICAL = {alias: key for key, aliases in _ALIASES.items() for alias in aliases.split()}
@@ -139,6 +141,9 @@ _ADVICE = {
         "logging_first_step task_type peft_type inference_mode": "not needed: remove it",
         "special_tokens tokens add_tokens resize_vocab eos_token pad_token padding_side": "set them in the files of "
         "the model's tokenizer",
+        "eval.batch_size": "not needed: `train.micro_batch_size` is used in evaluation, too",
+        "wandb_entity wandb_watch wandb_log_model wandb_mode": "set it as an environment variable of wandb, such as "
+        "WANDB_ENTITY",
         "rope_scaling rope_theta": "set it in the model's config.json",
         "revision model_revision": "name the folder of that snapshot as `model.path`",
     }.items()
@@ -156,7 +161,7 @@ _UNAVAILABLE = {
         "double quantization": "bnb_4bit_use_double_quant double_quantization use_double_quant",
         "a choice of how weights are quantized": "quantization quantization_* bnb_4bit_* use_bnb",
         "a choice of optimizer": "optimizer optim optim_args optimizer_type optimizer_in_bwd use_galore use_badam "
-        "optim_target_modules",
+        "optim_target_modules momentum nesterov",
         "another metric for the best model than the loss": "metric_for_best_model greater_is_better",
         "another batch size for evaluation": "per_device_eval_batch_size eval_batch_size",
         "another packing for validation": "eval_packing eval_sample_packing",
@@ -268,7 +273,7 @@ def _with_value(key: str, leaf: str, value: object) -> str:
     """What to write for a value that another trainer gives under another name."""
     if value is True and leaf in _SWITCHES:
         value = _SWITCHES[leaf]
-    advice = answer_value(key, value)
+    advice = None if value is None else answer_value(key, value)
     return f": {advice}" if advice else ""
 
 

@@ -134,6 +134,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[[datasets]]\ntype = 'alpaca'", "unknown key `datasets.0.type`: use `data.train.format`"),
         ("[model.quantization_config]\nload_in_4bit = true", 'use `lora.base`: write "nf4"'),
         ("[lora]\ntype = 'dora'", "unknown key `lora.type`: [lora] has: r, lora_alpha"),
+        ("[optim]\nmomentum = 0.9", "`optim.momentum`: a choice of optimizer is not available"),
+        ("[eval]\nbatch_size = 8", "not needed: `train.micro_batch_size` is used in evaluation, too"),
         ("[optim]\nname = 'adamw'", "unknown key `optim.name`: [optim] has: learning_rate"),
         ("[optim]\nbase = 1", "unknown key `optim.base`: [optim] has: learning_rate"),
         ("[modle]\nsize = 1", "unknown key `modle.size`: did you mean the table [model]?"),
