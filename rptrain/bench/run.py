@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -22,12 +22,15 @@ from rptrain.engine.meter import Meter
 from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.store import ModelStore
+from rptrain.kernels.compiling import COMPILED
 from rptrain.models.adapters.lora import set_magnitudes
 from rptrain.models.weights import pretrained
 from rptrain.planner.hardware import here, program_bytes
+from rptrain.train.first_step import first_step
 from rptrain.train.job import Job, prepare_job, resolve_auto
 from rptrain.train.replan import COMPARED, Candidate, Comparison
 from rptrain.train.setup import open_engine, open_store
+from rptrain.utils.phases import during
 
 RATE = 1e-6  # the learning rate: the weights hardly change
 
@@ -56,6 +59,7 @@ def bench(
     the next action. Raises UserError for mistakes in the input, before memory is allocated. Writes no files.
     """
     tell("planning")
+    COMPILED.watch()
     began = time.perf_counter()
     job = _prepare(resolved)
     preparing = time.perf_counter() - began
@@ -186,7 +190,8 @@ def _train(engine: Engine, job: Job, count: int, tell: Callable[[str], object], 
         batch = job.batches.batch(step)
         started = engine.forward_backward(batch), engine.step(RATE)
         if under_way is not None:
-            finish(*under_way)
+            with during(first_step(engine)) if step == 1 else nullcontext():
+                finish(*under_way)
         under_way = started
     assert under_way is not None
     finish(*under_way)

@@ -11,6 +11,7 @@ from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, Force
 from rptrain.utils.collecting import gc_disabled
 from rptrain.utils.phase_display import PhaseDisplay
+from rptrain.utils.phases import phase
 
 if TYPE_CHECKING:
     from rptrain.data.preview import Preview
@@ -77,7 +78,7 @@ def plan(
     --timings do not apply.
     """
     with exit_codes():
-        with gc_disabled(), PhaseDisplay(shown=not as_json):
+        with gc_disabled(), PhaseDisplay(shown=not as_json), phase("planning", unit=""):
             from rptrain.planner.network import Nodes
             from rptrain.runs.outputs import Output, check
             from rptrain.runs.run_dir import resolve_config

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from rptrain.inference.weights import placed
 from rptrain.models.layers.generate import Sampling, Weights, generate, stream
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
+from rptrain.utils.phases import phase
 
 LOWER = "lower --max-new-tokens, give fewer prompts, or "  # what helps if memory is short, besides freeing it
 
@@ -40,7 +42,8 @@ def generate_text(request: Request, room: Room, wanted: str = "auto") -> list[st
     Raises UserError for a source that is neither a run, a checkpoint nor a model directory, and if it does not fit.
     """
     spec, weights, encoded, ends, tokenizer = _prepared(request, room, wanted)
-    answers = generate(spec, weights, encoded, request.max_new_tokens, ends, request.temperature, request.seed)
+    with phase("generating text", unit=""):
+        answers = generate(spec, weights, encoded, request.max_new_tokens, ends, request.temperature, request.seed)
     return decoded(tokenizer, answers, ends)
 
 
@@ -49,7 +52,10 @@ def stream_text(request: Request, room: Room, wanted: str = "auto") -> Iterator[
     spec, weights, encoded, ends, tokenizer = _prepared(request, room, wanted)
     answers = [AnswerText(tokenizer, ends) for _ in request.prompts]
     sampling = Sampling(request.temperature, seed=request.seed)
-    for tokens in stream(spec, weights, encoded, request.max_new_tokens, ends, sampling):
+    steps = stream(spec, weights, encoded, request.max_new_tokens, ends, sampling)
+    with phase("reading the prompt", unit=""):
+        first = [*islice(steps, 1)]
+    for tokens in chain(first, steps):
         yield [None if token is None else answer.add(token) for answer, token in zip(answers, tokens, strict=True)]
     yield [answer.end() for answer in answers]  # of those that reached the limit
 

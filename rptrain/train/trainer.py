@@ -23,13 +23,13 @@ from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, Commands, Control, StopRequested
-from rptrain.runs.lanes import Phase as RunPhase
-from rptrain.runs.lanes import StepNumbers
+from rptrain.runs.lanes import Phase, StepNumbers
 from rptrain.runs.signals import PROCESS
 from rptrain.train import validation
 from rptrain.train.begin import Begun, record_plan
 from rptrain.train.best import load_best
 from rptrain.train.clock import Clock, StepTimes, Throughput
+from rptrain.train.first_step import first_step
 from rptrain.train.group import Group, ShareTimes
 from rptrain.train.job import Job
 from rptrain.train.lr import learning_rate
@@ -43,7 +43,7 @@ from rptrain.train.setup import initial_hashes, load_weights, open_engine, start
 from rptrain.train.telemetry import Telemetry, slots
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import TrainingError
-from rptrain.utils.phases import Phase, during, phase
+from rptrain.utils.phases import during, phase
 from rptrain.utils.text import counted
 from rptrain.utils.units import format_score
 
@@ -214,7 +214,7 @@ class Trainer:
             return
         done, self._running = self._running, None
         if done.step == self._done + 1:
-            with during(self._first_step(engine)):
+            with during(first_step(engine)):
                 loss, update = done.loss.result(), done.update.result()
         else:
             loss, update = done.loss.result(), done.update.result()
@@ -249,18 +249,6 @@ class Trainer:
         self._log.write(event)
         self._progress.update(event)
         self._repeats.add(done.step, loss)
-
-    def _first_step(self, engine: Engine) -> Phase:
-        """The phase of the first step of an engine: the others do not take so long."""
-        phase, before = Phase("running the first step", unit=""), COMPILED.count
-
-        def update() -> None:
-            phase.done, phase.total = engine.of_first_step
-            if compiled := COMPILED.count - before:
-                phase.name = f"running the first step, {counted(compiled, 'kernel')} compiled"
-
-        phase.update = update
-        return phase
 
     def _compare_shares(self, engine: Engine, step: int, seconds: float | None) -> None:
         """Notice processes that are slower than the others. `seconds`: the duration of the step, if it has one."""
@@ -416,7 +404,7 @@ class Trainer:
         )
 
     @contextmanager
-    def _doing(self, phase: RunPhase) -> Iterator[None]:
+    def _doing(self, phase: Phase) -> Iterator[None]:
         """Tell the telemetry, the watchdog and the display what the run does."""
         with self._telemetry.doing(phase), self._watchdog.doing(phase), self._progress.doing(phase):
             yield

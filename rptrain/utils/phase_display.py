@@ -48,7 +48,7 @@ class PhaseDisplay(TerminalBar):
             before, now = self._at, current()
             if before is not None and before is not now and before.ended is not None:
                 self._at = None
-                if before.seconds >= LONG:
+                if before.complete and before.seconds >= LONG:
                     self.note(before.summary())
             if self._has_bar and (now or before) is not None:
                 self._draw_phase(now)

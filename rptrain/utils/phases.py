@@ -45,6 +45,7 @@ class Phase:
     update: Callable[[], object] = lambda: None
     began: float = field(default_factory=lambda: monotonic())
     ended: float | None = None
+    complete: bool = False  # it has ended without an error
     root: "Phase | None" = None  # the outermost phase that it is part of
 
     def add(self, count: int = 1) -> None:
@@ -109,6 +110,7 @@ def during(entered: Phase) -> Iterator[Phase]:
     _open.append(entered)
     try:
         yield entered
+        entered.complete = True
     finally:
         _open.remove(entered)
         entered.ended = monotonic()

@@ -100,9 +100,10 @@ def test_a_terminal_has_a_bar_for_each_phase_that_is_erased_at_its_end(shown: Sh
 
 def test_an_interrupt_ends_the_bar_and_the_thread(shown: Shown):
     with pytest.raises(KeyboardInterrupt), shown.open(terminal=True) as display, phase("reading data", unit="") as one:
-        shown.last(one, 3)
+        shown.last(one, 13)
         raise KeyboardInterrupt
     assert shown.out.getvalue().endswith("\x1b[2K") and not display._thread.is_alive()
+    assert not any("took" in line for line in shown.lines)
 
 
 def test_results_do_not_move_from_standard_output_to_the_bar(shown: Shown, monkeypatch: pytest.MonkeyPatch):
