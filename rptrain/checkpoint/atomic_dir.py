@@ -15,9 +15,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 from rptrain.utils.errors import UserError
-from rptrain.utils.file_digests import keep_digests, kept_digests
 from rptrain.utils.file_ranges import OpenFile
-from rptrain.utils.file_state import FileState, states_of
 from rptrain.utils.files import file_sha256, naming, open_regular, read_small_text
 from rptrain.utils.liveness import progressed
 from rptrain.utils.objects import unique_keys
@@ -39,7 +37,7 @@ ASIDE = re.compile(rf"checkpoint-\d+{re.escape(DAMAGED)}(?:-\d+)?")  # a name fr
 PIECE = 1 << 24  # bytes hashed and written at a time
 THREADS = 4  # files written at a time: one core hashes more slowly than a disk writes
 HASHED = 1 << 20  # bytes read and hashed at a time: they fit into a core's cache
-WHOLE = "sha256"  # of a whole file, among the digests that are kept
+WHOLE = "sha256"  # the hash of a whole file, in a manifest entry
 SLACK = 64 << 20  # bytes for headers, JSON and the file system's metadata
 
 
@@ -221,48 +219,6 @@ def read_into(file: Path, entry: Mapping[str, Any], buffers: Iterable[memoryview
 def check_hash(file: Path, entry: Mapping[str, Any]) -> None:
     """Damaged if the hash of a file differs from its manifest entry."""
     _compare(file, entry, _hash(file))
-
-
-def check_unchanged(file: Path, entry: Mapping[str, Any]) -> FileState:
-    """As `check_hash`, but a file that was hashed before and has not changed since is not read again. Returns the state
-    of the file that was checked.
-    """
-    (state,) = states_of((file,))
-    if WHOLE not in entry or kept_digests(file, state).get(WHOLE) != entry[WHOLE]:
-        check_hash(file, entry)
-        check_state(file, state)
-        keep_digests(file, state, {WHOLE: entry[WHOLE]})
-    return state
-
-
-def read_start(file: Path, entry: Mapping[str, Any], key: str, buffers: Iterable[memoryview]) -> None:
-    """As `read_into`, for the start of a file, whose hash is under `key` in its manifest entry. If it was read before,
-    and the file has not changed since, it is not hashed again.
-    """
-    (state,) = states_of((file,))
-    known = kept_digests(file, state).get(key) == entry[key]
-    if known:
-        fill(file, buffers)
-    else:
-        read_into(file, {WHOLE: entry[key]}, buffers)
-    check_state(file, state)
-    if not known:
-        keep_digests(file, state, {key: entry[key]})
-
-
-def fill(file: Path, buffers: Iterable[memoryview]) -> None:
-    """Fills the buffers in order from a file, without a check."""
-    done = 0
-    with OpenFile(file) as stream:
-        for buffer in buffers:
-            stream.read(done, buffer)
-            done += len(buffer)
-
-
-def check_state(file: Path, state: FileState) -> None:
-    """Damaged if a file was changed since it had this state."""
-    if FileState.of(file) != state:
-        raise Damaged(f"{file} was changed while it was read")
 
 
 def set_aside(directory: Path) -> Path:

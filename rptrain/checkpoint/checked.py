@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rptrain.checkpoint.atomic_dir import FORMAT, MANIFEST, Damaged, check_unchanged
+from rptrain.checkpoint.atomic_dir import FORMAT, MANIFEST, Damaged
 from rptrain.checkpoint.export_progress import KIND
 from rptrain.checkpoint.frozen import tensor_names
+from rptrain.checkpoint.unchanged import check_unchanged
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.digests import TensorDigests

@@ -19,7 +19,6 @@ from rptrain.checkpoint.atomic_dir import (
     Damaged,
     check_hash,
     check_name,
-    check_state,
     complete_checkpoints,
     read_manifest,
     written_aside,
@@ -42,6 +41,7 @@ from rptrain.checkpoint.result import checkpoint_of
 from rptrain.checkpoint.run_states import facts
 from rptrain.checkpoint.state import checked_files, dtype_of, read_state, unusable
 from rptrain.checkpoint.target_lock import locked
+from rptrain.checkpoint.unchanged import check_state
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.optim.adam import join

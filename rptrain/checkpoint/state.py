@@ -33,7 +33,6 @@ from rptrain.checkpoint.atomic_dir import (
     STATE,
     THREADS,
     Damaged,
-    check_unchanged,
     complete_checkpoints,
     discard,
     is_of_kind,
@@ -45,6 +44,7 @@ from rptrain.checkpoint.atomic_dir import (
 from rptrain.checkpoint.base_files import BASE, BaseFile, base_files, with_replaced
 from rptrain.checkpoint.metadata import read_facts
 from rptrain.checkpoint.processes import ALONE, Processes, written_together
+from rptrain.checkpoint.unchanged import check_unchanged
 from rptrain.checkpoint.unit_files import by_unit, elements, part_file, unit_file
 from rptrain.checkpoint.unit_tensors import (
     DTYPES,

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rptrain.checkpoint.atomic_dir import check_state, check_unchanged, fill, read_manifest, read_start
+from rptrain.checkpoint.atomic_dir import read_manifest
+from rptrain.checkpoint.unchanged import check_state, check_unchanged, fill, read_start
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.unit_tensors import PARAM_HASH, header
 from rptrain.models.spec import ModelSpec

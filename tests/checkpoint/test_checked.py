@@ -216,7 +216,7 @@ def test_what_was_verified_is_not_hashed_again(folder: Path, monkeypatch: pytest
 
     with monkeypatch.context() as patch:
         patch.setattr("rptrain.models.weights.safetensors_io.sha256", hashed)
-        patch.setattr("rptrain.checkpoint.atomic_dir.read_into", hashed)
+        patch.setattr("rptrain.checkpoint.unchanged.read_into", hashed)
         assert [answer(source) for source in sources] == expected
     flip(folder / "runs/full/model/model.safetensors")
     refused(folder / "runs/full/model", "differ from those that were exported")
