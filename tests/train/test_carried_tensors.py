@@ -1,6 +1,7 @@
 """Tensors of a model that training leaves out go through training, resuming and export as they are."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,9 +87,9 @@ def test_a_model_that_is_gone_when_the_run_ends(folder, monkeypatch) -> None:
     tools.write_config(folder)
     run, file = RunDir(folder / "runs/run"), folder / "model/model.safetensors"
 
-    def move(self: Trainer) -> None:
+    def move(self: Trainer, *state: Any) -> None:
         file.rename(folder / "moved")
-        export_model(self)
+        export_model(self, *state)
 
     export_model = Trainer._export
     with monkeypatch.context() as patch:
