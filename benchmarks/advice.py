@@ -2,8 +2,9 @@
 
     python -m benchmarks.advice [OUT.json, benchmarks/results/advice.json]
 
-A config that does not fit ends with advice. Each of its lines is given to a new plan as it stands, overrides and flags;
-an AssertionError names the first one that does not fit. Prints a table for docs/guide/memory.md.
+There is one process per model. A config that does not fit ends with advice. Each of its lines is given to a new plan as
+it stands, overrides and flags; an AssertionError names the first one that does not fit. Prints a table for
+docs/guide/memory.md.
 
     python -m benchmarks.advice --random CONFIGS [SEED, 0]
 
@@ -15,7 +16,10 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import product, repeat
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -28,6 +32,7 @@ from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.network import Nodes
 from rptrain.planner.report import PlanReport, report
 from rptrain.utils.errors import UserError
+from rptrain.utils.parallel import cores
 
 RESULTS = Path(__file__).parent / "results"
 CONFIG = '[model]\npath = "qwen3-1.7b"\n[[data.train]]\npath = "builtin:random"\n[train]\nmax_steps = 10\n'
@@ -66,6 +71,8 @@ MODELS = (
     ),
     Model("Qwen3-235B-A22B", "qwen3-235b-a22b"),
 )
+DRAWN = ("qwen3-1.7b", "llama-3.1-8b", "gpt-oss-20b", "smollm3-3b")  # random configs
+SMALL_HOSTS, SMALL_GPUS = ("8GiB", "16GiB", "32GiB", "64GiB", "128GiB"), ("8GiB", "6GiB")
 GPUS, HOSTS = (1, 4, 8), ("64GiB", "128GiB", "256GiB", "512GiB")
 
 
@@ -94,28 +101,25 @@ def checked(given: Sequence[str], flags: MachineFlags, nodes: Nodes | None = Non
 
 
 def main(models: Sequence[Model], gpus: Sequence[int], hosts: Sequence[str], out: Path) -> None:
-    plans = []
-    with TemporaryDirectory() as folder:
-        for model in models:
-            path = Path(folder, model.name)
-            path.mkdir()
-            config = registry.read_config(registry.locate(model.preset)) | model.config
-            (path / "config.json").write_text(json.dumps(config))
-            for count, host in ((count, host) for count in gpus for host in hosts):
-                flags = MachineFlags(gpus=count, card="rtx4090", host=host)
-                found, lines = checked((f"model.path={path}", *STEP), flags)
-                speed = found.config.tokens / found.run.estimate.period if found.run else None
-                plan = {
-                    "model": model.name,
-                    "gpus": count,
-                    "host": host,
-                    "fits": found.fits,
-                    "tokens_per_second": speed,
-                }
-                plans.append({**plan, "advice": lines})
-                print(f"{model.name}, {count} GPUs, {host}: {len(lines)} lines of advice", file=sys.stderr)
+    with ProcessPoolExecutor(min(len(models), cores()), get_context("spawn")) as pool:
+        plans = [plan for found in pool.map(plans_of, models, repeat(gpus), repeat(hosts)) for plan in found]
     out.write_text(json.dumps({"commit": commit(), "overrides": STEP, "plans": plans}, indent=1) + "\n")
     print("\n".join(table(plans)))
+
+
+def plans_of(model: Model, gpus: Sequence[int], hosts: Sequence[str]) -> list[dict[str, Any]]:
+    """The plans of a model, with the speed of what its advice says."""
+    plans = []
+    with TemporaryDirectory() as folder:
+        config = registry.read_config(registry.locate(model.preset)) | model.config
+        Path(folder, "config.json").write_text(json.dumps(config))
+        for count, host in product(gpus, hosts):
+            found, lines = checked((f"model.path={folder}", *STEP), MachineFlags(gpus=count, card="rtx4090", host=host))
+            speed = found.config.tokens / found.run.estimate.period if found.run else None
+            plan = {"model": model.name, "gpus": count, "host": host, "fits": found.fits}
+            plans.append({**plan, "tokens_per_second": speed, "advice": lines})
+            print(f"{model.name}, {count} GPUs, {host}: {len(lines)} lines of advice", file=sys.stderr, flush=True)
+    return plans
 
 
 def table(plans: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -151,7 +155,9 @@ def sweep(count: int, seed: int) -> None:
     print(json.dumps({"seed": seed, "configs": dict(counts), "refused": dict(refused)}, indent=1))
 
 
-def draw(random: Random) -> tuple[tuple[str, ...], MachineFlags, Nodes | None]:
+def draw(
+    random: Random, models: Sequence[str] = DRAWN, hosts: Sequence[str] = SMALL_HOSTS, vrams: Sequence[str] = SMALL_GPUS
+) -> tuple[tuple[str, ...], MachineFlags, Nodes | None]:
     """A config, a machine and a number of machines. Some cannot go together."""
 
     def one(*values: Any) -> Any:
@@ -159,7 +165,7 @@ def draw(random: Random) -> tuple[tuple[str, ...], MachineFlags, Nodes | None]:
 
     batch = one(1, 3, 8, 16, 60, 64, 256)
     given = {
-        "model.path": one("qwen3-1.7b", "llama-3.1-8b", "gpt-oss-20b", "smollm3-3b"),
+        "model.path": one(*models),
         "data.max_length": one(512, 2000, 2048, 8192, 131072),
         "train.global_batch_size": batch,
         "train.micro_batch_size": one("auto", *(n for n in (1, 2, 3, 4, 16) if batch % n == 0)),
@@ -168,17 +174,14 @@ def draw(random: Random) -> tuple[tuple[str, ...], MachineFlags, Nodes | None]:
         "optim.moments": one("fp32", "fp32", "bf16", "int8"),
         "optim.update": one("async", "sync"),
         "model.dtype": one("bfloat16", "bfloat16", "bfloat16", "float16", "float32"),
-        "engine.host_limit": one(None, None, None, "8GiB", "40GiB"),
-        "engine.vram_limit": one(None, None, None, "4GiB", "7GiB"),
+        "engine.host_limit": one(None, None, None, hosts[0]),
+        "engine.vram_limit": one(None, None, None, vrams[-1]),
         "train.method": one(None, None, "lora"),
     }
     if given["train.method"]:
         given["lora.base"] = one(None, "nf4", "int8")
         given["model.hold"] = one(None, None, None if given["lora.base"] else "map")
-    flags = MachineFlags(
-        gpus=one(1, 2, 3, 4, 8), card=one("rtx4090", "rtx3090"), vram=one(None, "8GiB", "6GiB"),
-        host=one("8GiB", "16GiB", "32GiB", "64GiB", "128GiB"),
-    )  # fmt: skip
+    flags = MachineFlags(one(1, 2, 3, 4, 8), one("rtx4090", "rtx3090"), one(None, *vrams), None, one(*hosts))
     nodes = one(None, None, None, Nodes.of(2, "10GbE"))
     return tuple(f"{key}={value}" for key, value in given.items() if value is not None), flags, nodes
 

@@ -134,7 +134,7 @@ def advise(
     tried: list[Changes] = [()]
     if "host memory" in missing and all(adapting(remedy.changes) for remedy in remedies):
         tried.append(search.states())
-    if not remedies:
+    if not remedies and [*missing] != ["disk space"]:
         tried.append(search.method())
     machines = [_machine(search, changes, hardware) for changes in dict.fromkeys(tried)]
     return Advice(tuple(remedies), missing, tuple(machines), hardware.here, not hardware.saved)

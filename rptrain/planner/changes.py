@@ -52,9 +52,9 @@ class Change:
         return {
             "engine.host_limit": "a higher limit",
             "engine.vram_limit": "a higher limit",
-            "train.micro_batch_size": "same results, smaller products",
-            "engine.round_size": "same results, weights are uploaded once per round",
-            "engine.replicas": "same results, fewer groups of GPUs",
+            "train.micro_batch_size": "same up to rounding, smaller products",
+            "engine.round_size": "same up to rounding, weights are uploaded once per round",
+            "engine.replicas": "same up to rounding, fewer groups of GPUs",
             "optim.update": "exact updates, GPUs wait for the optimizer",
             "train.method": "trains adapters instead of all weights",
             "lora.base": "frozen weights in 4 bits",

@@ -70,6 +70,12 @@ def test_about_as_quick_is_not_worth_more_rounds_or_too_few_micro_batches(folder
     assert chosen(search_auto(config, 4, planner(everything | {(64, 1): 0.9}))) == (64, None)
 
 
+def test_more_rounds_are_taken_only_if_nothing_else_fits(folder):
+    config = config_of(folder, "train.micro_batch_size=auto", "engine.round_size=auto")
+    assert chosen(search_auto(config, 2, planner({(4, 2): 1.0, (2, 2): 1.0}))) == (4, 2)
+    assert chosen(search_auto(config, 2, planner({(4, 2): 1.0, (4, 16): 2.0}))) == (4, None)
+
+
 def test_a_round_size_that_is_given_is_kept(folder):
     config = config_of(folder, "train.micro_batch_size=auto", "engine.round_size=8")
     assert chosen(search_auto(config, 2, planner({(4, 8): 1.0, (2, 8): 2.0}))) == (4, 8)

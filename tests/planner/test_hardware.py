@@ -13,7 +13,7 @@ from rptrain.config.schema import Engine
 from rptrain.engine.distributed.launch import Launch
 from rptrain.models.registry import build
 from rptrain.planner import hardware
-from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, Hardware, gpu_memory, here, planned, usable
+from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, Hardware, gpu_memory, here, installed_for, planned, usable
 from rptrain.planner.model import for_hardware
 from rptrain.schedule.machine import CARDS, CPU, Machine, Rates, card_named
 from rptrain.utils.errors import UserError
@@ -76,6 +76,27 @@ def test_the_memory_that_locking_takes_is_not_free(monkeypatch):
     assert free(0) == 500 * GIB
     assert free(4) * 1.0283 == pytest.approx(500 * GIB)
     assert free(4) < free(1) < 500 * GIB
+
+
+@pytest.mark.parametrize(
+    ("installed", "kilobytes"), [(64, 65_820_456), (128, 131_917_312), (256, 263_773_100), (512, 528_168_748)]
+)
+def test_a_planned_machine_has_what_one_that_is_sold_reports(monkeypatch, installed, kilobytes):
+    """MemTotal of such machines; with a few hundred MiB in use."""
+    gpus = tuple(Gpu(f"cuda:{index}", CONTEXT, GIB, "free", 2 * GIB) for index in range(4))
+    monkeypatch.setattr(hardware, "gpu_memory", lambda names, limit: gpus)
+    monkeypatch.setattr(hardware, "program_bytes", lambda: 0)
+    monkeypatch.setattr(hardware, "available_bytes", lambda: kilobytes * 1024)
+    sold, found = here(Engine(devices="cpu:4")).host, planned(CARD, 4, installed * GIB, Engine()).host
+    assert sold is not None and found is not None and 0.995 * sold < found <= sold
+
+
+def test_what_has_to_be_installed():
+    for gpus in (1, 8):
+        for needed in (1, 3 * GIB, 100 * GIB, 575 * GIB, 4000 * GIB):
+            size = installed_for(needed, gpus)
+            assert usable(size, gpus) >= needed and size % GIB == 0
+            assert usable(size - max(GIB, size // 16), gpus) < needed
 
 
 def test_modules_that_only_gpus_need_are_not_counted_for_workers_on_the_cpu(monkeypatch):

@@ -128,7 +128,7 @@ def test_without_a_plan_the_reason_is_shown():
     result = run("--gpus", "8", "--host", "800GiB", "--vram", "5.25GiB")
     text = " ".join(result.stdout.split())
     assert result.exit_code == 2 and "No plan fits: --vram leaves" in text
-    assert "- train.micro_batch_size=2 (same results, smaller products; saves" in text
+    assert "- train.micro_batch_size=2 (same up to rounding, smaller products; saves" in text
 
 
 @pytest.mark.parametrize(
