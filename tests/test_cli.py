@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -330,8 +330,9 @@ def test_version_and_keys():
 def test_export(monkeypatch, folder):
     calls: list = []
 
-    def export(*arguments: object, merge: bool, force: bool, report: Report) -> Path:
+    def export(*arguments: object, merge: bool, force: bool, report: Report, tell: Callable[[str], object]) -> Path:
         calls.append((*arguments, merge, force))
+        tell("checkpoint-4: step 4")
         report("checking", 0, 0)
         report("writing", 5, 10)
         report("writing", 10, 10)
@@ -341,6 +342,7 @@ def test_export(monkeypatch, folder):
     result = run("export", ".", "--to", "out", "--dtype", "float32")
     assert (result.exit_code, result.stdout) == (0, "out\n")
     assert 'path = "out"\n  model = AutoModelForCausalLM.from_pretrained(path)\n' in result.stderr
+    assert result.stderr.startswith("checkpoint-4: step 4\n")
     run("export", ".", "--to", "out", "--merge")
     run("export", ".", "--to", "out", "--force")
     assert calls == [
@@ -350,12 +352,17 @@ def test_export(monkeypatch, folder):
     ]
     records = [json.loads(line) for line in run("export", ".", "--to", "out", "--json").stdout.splitlines()]
     assert [(record["phase"], record.get("bytes")) for record in records] == [
+        ("found", None),
         ("checking", 0),
         ("writing", 5),
         ("writing", 10),
         ("done", None),
     ]
-    assert records[-1]["path"] == "out" and "from_pretrained" in records[-1]["code"]
+    assert (
+        records[0]["state"] == "checkpoint-4: step 4"
+        and records[-1]["path"] == "out"
+        and "from_pretrained" in records[-1]["code"]
+    )
 
 
 @pytest.mark.parametrize(("answer", "exported"), [("n\n", False), ("\n", False), ("y\n", True)])
@@ -376,7 +383,9 @@ def test_generate(monkeypatch):
     calls: list = []
 
     def request(*values: object) -> tuple[object, ...]:
-        return values
+        *given, tell = values
+        assert callable(tell)
+        return tuple(given)
 
     def generate_text(*arguments: object) -> list[str]:
         calls.append(arguments)

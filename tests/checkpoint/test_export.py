@@ -385,7 +385,7 @@ def test_sources_and_dtypes_that_cannot_be(run, tmp_path):
         export(directory, tmp_path / "folders/model", merge=True)
     assert not (tmp_path / "folders").exists()
     exported = export(directory, tmp_path / "model")
-    with pytest.raises(UserError, match="is not a checkpoint of a run"):
+    with pytest.raises(UserError, match="is an export already"):
         export(exported, tmp_path / "other")
 
 
