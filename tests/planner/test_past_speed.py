@@ -86,3 +86,12 @@ def test_a_plan_takes_its_time_from_the_measured_speed(tmp_path: Path, monkeypat
     assert length["measured_in"] == "old"
     said = tools.invoke("plan", "--config", "run.toml").stdout
     assert "measured in the run old with these settings: 100 tokens/s" in " ".join(said.split())
+
+
+def test_a_run_that_has_only_warmed_up_has_no_speed(tmp_path: Path):
+    """As one that was resumed again and again for two steps."""
+    run = make_run(tmp_path, "warm", devices=2, steps=10, end="finished", alive=False)
+    assert past_speed(settings(tmp_path), DEVICES) is not None
+    events = run / "events.jsonl"
+    events.write_text(events.read_text().replace('"event":"step"', '"event":"step","warm_up":true'))
+    assert past_speed(settings(tmp_path), DEVICES) is None
