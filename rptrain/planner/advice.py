@@ -136,8 +136,9 @@ def advise(
         tried.append(search.states())
     if not remedies and [*missing] != ["disk space"]:
         tried.append(search.method())
-    machines = [_machine(search, changes, hardware) for changes in dict.fromkeys(tried)]
-    return Advice(tuple(remedies), missing, tuple(machines), hardware.here, not hardware.saved)
+    as_is, *others = (_machine(search, changes, hardware) for changes in dict.fromkeys(tried))
+    smaller = (machine for machine in others if sum(machine.more.values()) < sum(as_is.more.values()))
+    return Advice(tuple(remedies), missing, (as_is, *smaller), hardware.here, not hardware.saved)
 
 
 def _machine(search: RemedySearch, changes: Changes, hardware: Hardware) -> Machine:
