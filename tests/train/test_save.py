@@ -106,12 +106,12 @@ def fail_from(monkeypatch: pytest.MonkeyPatch, step: int, call: int) -> None:
     """No room for a write of the save of this step, from a call on."""
     write, left = atomic_dir.Aside.write, [call]
 
-    def full(aside: atomic_dir.Aside, name: str, *content) -> None:
+    def full(aside: atomic_dir.Aside, name: str, *content, **options) -> None:
         if aside.path.parent.name.startswith(f".checkpoint-{step}."):
             left[0] -= 1
             if left[0] < 0:
                 raise OSError(errno.ENOSPC, "No space left on device", str(aside.path / name))
-        write(aside, name, *content)
+        write(aside, name, *content, **options)
 
     monkeypatch.setattr(atomic_dir.Aside, "write", full)
 
