@@ -8,19 +8,20 @@ their weights.
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rptrain.checkpoint.atomic_dir import FORMAT, MANIFEST, Damaged
 from rptrain.checkpoint.export_progress import KIND
 from rptrain.checkpoint.frozen import tensor_names
-from rptrain.checkpoint.unchanged import check_unchanged
+from rptrain.checkpoint.unchanged import check_state, check_unchanged
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.digests import TensorDigests
 from rptrain.models.weights.pretrained import Held, WeightFiles
 from rptrain.utils.errors import UserError
+from rptrain.utils.file_state import FileState
 from rptrain.utils.files import read_small_text
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
@@ -31,14 +32,21 @@ WEIGHTS, BASE_WEIGHTS, CARRIED = "weights", "base_weights", "carried"
 
 @dataclass(frozen=True)
 class Recorded:
-    """Digests that weights had. `names`: the tensors that they cover; None: all of the model."""
+    """Digests that weights had. `names`: the tensors that they cover; None: all of the model.
+
+    `files`: the states of files that were hashed as a whole, as `check_files` returns them.
+    """
 
     groups: Mapping[str, str]
     advice: str  # what is wrong if they differ, and what to do
     names: Collection[str] | None = None
+    files: Mapping[Path, FileState] = field(default_factory=dict[Path, FileState])
 
-    def check(self, digests: TensorDigests) -> None:
-        """UserError if a group that was hashed differs."""
+    def check(self, digests: TensorDigests | None) -> None:
+        """UserError if a group that was hashed differs, or if a file was changed since it was hashed."""
+        check_states(self.files)
+        if digests is None:
+            return
         for group, files in digests.differing(self.groups, self.names).items():
             raise UserError(f"{' or '.join(map(str, files))}: the weights of {group} {self.advice}")
 
@@ -55,8 +63,7 @@ def recorded(directory: Path, files: Iterable[Path]) -> list[Recorded]:
     advice = f"differ from those that were exported: {_restore(directory)}"
     if groups := recorded_groups(manifest, WEIGHTS, directory):
         return [Recorded(groups, advice)]
-    check_files(directory, files)
-    return []
+    return [Recorded({}, advice, (), check_files(directory, files))]
 
 
 def recorded_base(adapter: Path, base: Path, spec: ModelShape, tensors: Collection[str]) -> list[Recorded]:
@@ -74,19 +81,34 @@ def recorded_base(adapter: Path, base: Path, spec: ModelShape, tensors: Collecti
     return [Recorded(groups, advice, tensor_names(units, tensors))]
 
 
-def check_files(directory: Path, files: Iterable[Path]) -> None:
-    """Compares files of an export with its manifest; does nothing in another directory. UserError if one differs."""
+def check_files(directory: Path, files: Iterable[Path]) -> dict[Path, FileState]:
+    """Compares files of an export with its manifest; does nothing in another directory. UserError if one differs.
+
+    Returns the states of the files, which are compared with `check_states` after the files were read again.
+    """
     manifest = read_export(directory)
     if manifest is None:
-        return
+        return {}
     entries = {directory / name: entry for name, entry in manifest["files"].items()}
     files = [*files]
     if other := [file for file in files if not isinstance(entries.get(file), dict)]:
         raise UserError(f"{other[0]} was not there when {directory} was exported: {_restore(directory)}")
+    states: dict[Path, FileState] = {}
+
+    def check(file: Path) -> None:
+        states[file] = check_unchanged(file, entries[file])
+
     try:
-        in_parallel(lambda file: check_unchanged(file, entries[file]), files)
+        in_parallel(check, files)
     except Damaged as error:
         raise UserError(f"{error}: {_restore(directory)}") from error
+    return states
+
+
+def check_states(states: Mapping[Path, FileState]) -> None:
+    """Damaged if a file was changed since it was checked."""
+    for file, state in states.items():
+        check_state(file, state)
 
 
 def check_carried(directory: Path, found: Mapping[str, str]) -> None:
@@ -104,14 +126,13 @@ def load(
     units: Collection[int] | None = None,
 ) -> None:
     """As `pretrained.load`, and compares what it loads with what is recorded. UserError if it differs."""
-    if not (known := [*known]):
-        pretrained.load(files, spec, view, units)
-        return
-    digests = TensorDigests(files.tensors, files.stamps)
+    known = [*known]
+    digests = TensorDigests(files.tensors, files.stamps) if any(each.groups for each in known) else None
     pretrained.load(files, spec, view, units, digests)
     for each in known:
         each.check(digests)
-    digests.keep()
+    if digests is not None:
+        digests.keep()
 
 
 def hashed(files: WeightFiles) -> dict[str, str]:

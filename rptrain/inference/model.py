@@ -136,10 +136,11 @@ def _from_adapter(source: Path) -> Model:
         raise UserError(f"the adapter {source} cannot be used with {base}: {error}") from None
 
     def load(flats: Sequence[Tensor]) -> None:
-        checked.check_files(source, [source / adapter.WEIGHTS])
+        states = checked.check_files(source, [source / adapter.WEIGHTS])
         model.load(flats)
         into = held_in(model.spec, flats, model.dtype)
         adapter.load(files, model.spec, lambda unit, name: _plain(into(unit, name)))
+        checked.check_states(states)
 
     has_tokenizer = any((source / name).is_file() for name in VOCABULARIES)
     ends = model.eos_ids | {*generation_eos(source)}

@@ -43,7 +43,7 @@ def load_weights(job: Job, store: ModelStore, *, resumed: bool) -> dict[str, Any
     seed = job.config.train.seed
     units = [unit for unit in (job.spec.frozen if resumed else store.in_memory) if unit in store.in_memory]
     known = _recorded(job) if units or store.file_backed else []
-    digests = _digests(job, whole=bool(known))
+    digests = _digests(job, whole=any(each.groups for each in known))
     frozen.fill(job.spec, store.held, job.files, seed, units, store.file_backed, digests)
     states = [store.units[index] for index in job.spec.frozen]
     flats = [(state.unit, state.file_backed or state.params[0]) for state in states]
@@ -51,13 +51,13 @@ def load_weights(job: Job, store: ModelStore, *, resumed: bool) -> dict[str, Any
     described = frozen.describe(flats, job.config.train.freeze, seed, job.files, base, digests)
     if job.files is not None and not resumed:
         checked.check_carried(job.files.directory, (described or {}).get("carried", {}))
+    if not resumed and job.initial_adapter is not None:
+        adapter.load(job.initial_adapter, job.spec, store.view)
+    for each in known:
+        each.check(digests)
     if digests is not None:
-        for each in known:
-            each.check(digests)
         digests.keep()
     if not resumed:
-        if job.initial_adapter is not None:
-            adapter.load(job.initial_adapter, job.spec, store.view)
         store.loaded()
     return described
 
@@ -68,7 +68,8 @@ def _recorded(job: Job) -> list[checked.Recorded]:
         return []
     known = checked.recorded(job.files.directory, job.files.stamps)
     if (files := job.initial_adapter) is not None:
-        checked.check_files(files.directory, [files.directory / adapter.WEIGHTS])
+        states = checked.check_files(files.directory, [files.directory / adapter.WEIGHTS])
+        known.append(checked.Recorded({}, "", (), states))
         if not adapter.other_base(files, job.config.model.path):
             known += checked.recorded_base(files.directory, job.files.directory, job.spec, job.files.tensors)
     return known

@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from rptrain.checkpoint import checked
+from rptrain.checkpoint import adapter, checked
 from rptrain.checkpoint.atomic_dir import MANIFEST
 from rptrain.checkpoint.export import export
 from rptrain.inference.load import LoadedChat
+from rptrain.models.weights import pretrained
 from rptrain.planner.room import free_room
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils import file_digests
@@ -168,16 +170,16 @@ def test_a_manifest_of_another_program_says_nothing(folder: Path) -> None:
 
 def test_a_changed_base_of_adapters(folder: Path) -> None:
     run = folder / "runs/lora"
-    adapter = export(run, folder / "exported")
+    exported = export(run, folder / "exported")
     expected = answer(run)
-    assert answer(run / NEWEST) == answer(adapter) == expected
+    assert answer(run / NEWEST) == answer(exported) == expected
     flip(folder / "model/model.safetensors")
-    for source in (run, run / "model", adapter):
+    for source in (run, run / "model", exported):
         refused(source, r"model\.safetensors: the weights of .* differ from those that the adapter .* was trained on")
     refused(run / NEWEST, "the frozen weights of .* changed since the run started: restore the files in")
     with pytest.raises(UserError, match=r"the frozen weights of .* changed since the run started"):
         export(run, folder / "merged", merge=True)
-    started = f"lora.adapter={adapter}", "lora.r=2", "train.max_steps=1", "log.run_name=next"
+    started = f"lora.adapter={exported}", "lora.r=2", "train.max_steps=1", "log.run_name=next"
     with pytest.raises(UserError, match=r"differ from those that the adapter .* was trained on"):
         tools.train_here(folder, *started)
     (folder / "model").rename(folder / "another")
@@ -203,6 +205,35 @@ def test_a_damaged_adapter(folder: Path) -> None:
     refused(model, match)
     (model / MANIFEST).unlink()
     assert answer(model)
+
+
+@pytest.mark.parametrize("source", ["adapter", "earlier export"])
+@pytest.mark.parametrize("command", ["generate", "train"])
+def test_a_file_that_is_replaced_after_it_was_checked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, command: str
+) -> None:
+    name, module = ("lora", "adapter_model") if source == "adapter" else ("full", "model")
+    model = folder / f"runs/{name}/model"
+    key = f"lora.adapter={model}" if source == "adapter" else f"model.path={model}"
+    if source == "earlier export":
+        forget_weights(model)
+    file, loader = model / f"{module}.safetensors", adapter if source == "adapter" else pretrained
+    load = loader.load
+
+    def replaced(*arguments: Any) -> None:
+        content = file.with_name("other")
+        shutil.copy2(file, content)
+        flip(content, 0.9)
+        content.replace(file)
+        load(*arguments)
+
+    monkeypatch.setattr(loader, "load", replaced)
+    with pytest.raises(UserError, match=rf"{module}\.safetensors was changed while it was read"):
+        if command == "generate":
+            answer(model)
+        else:
+            lora = ("lora.r=2",) if source == "adapter" else ()
+            tools.train_here(folder, key, *lora, "train.max_steps=1", "log.run_name=next")
 
 
 def test_what_was_verified_is_not_hashed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
