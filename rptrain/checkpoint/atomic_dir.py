@@ -174,6 +174,19 @@ def written_aside(
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The content of complete.json. Damaged if a file is missing or has another size."""
+    manifest = manifest_alone(directory)
+    for name, entry in manifest["files"].items():
+        size = entry["size"]
+        actual = (directory / name).stat().st_size if (directory / name).is_file() else None
+        if actual is None:
+            raise Damaged(f"{directory} is damaged: {name} is missing")
+        if actual != size:
+            raise Damaged(f"{directory / name} is damaged: {size} bytes expected, {actual} there")
+    return manifest
+
+
+def manifest_alone(directory: Path) -> dict[str, Any]:
+    """The content of complete.json, whose files are not looked at. Damaged if it cannot be read."""
     file = directory / MANIFEST
     if not file.is_file():
         raise Damaged(f"{directory} is not complete: it has no {MANIFEST}")
@@ -194,12 +207,6 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             inside(directory, name)
         except UserError as error:
             raise Damaged(f"{directory} is damaged: {error}") from error
-    for name, size in sizes.items():
-        actual = (directory / name).stat().st_size if (directory / name).is_file() else None
-        if actual is None:
-            raise Damaged(f"{directory} is damaged: {name} is missing")
-        if actual != size:
-            raise Damaged(f"{directory / name} is damaged: {size} bytes expected, {actual} there")
     return manifest
 
 

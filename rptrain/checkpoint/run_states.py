@@ -19,6 +19,7 @@ from rptrain.checkpoint.atomic_dir import (
     Damaged,
     check_hash,
     complete_checkpoints,
+    manifest_alone,
     read_manifest,
 )
 from rptrain.checkpoint.export_progress import ADAPTER_CONFIG
@@ -58,7 +59,7 @@ class State:
 
 def facts(step: int | None, loss: float | None) -> dict[str, Any]:
     """What the manifest of an export records about the state that was exported; nothing that is unknown."""
-    known = {STEP: step, LOSS: loss if loss is not None and isfinite(loss) else None}
+    known = {STEP: step, LOSS: _finite(loss)}
     return {name: value for name, value in known.items() if value is not None}
 
 
@@ -96,9 +97,11 @@ def step_of(checkpoint: Path) -> int:
 def loss_of(checkpoint: Path) -> float | None:
     """The validation loss after a checkpoint's step; None if it was not evaluated or is not finite.
 
-    Damaged if the checkpoint lacks files or its metadata are not as they were saved.
+    Damaged if its metadata are not as they were saved. Other files are not looked at.
     """
-    files = read_manifest(checkpoint)["files"]
+    files = manifest_alone(checkpoint)["files"]
+    if not (checkpoint / STATE).is_file():
+        raise Damaged(f"{checkpoint} is damaged: {STATE} is missing")
     try:
         check_hash(checkpoint / STATE, files[STATE])
         loss = json.loads(read_small(checkpoint / STATE))["meta"].get("validation", {}).get("loss")
@@ -106,17 +109,18 @@ def loss_of(checkpoint: Path) -> float | None:
         if isinstance(error, UserError):
             raise
         raise Damaged(f"{checkpoint / STATE} is damaged: its validation loss cannot be read") from error
-    return loss if isinstance(loss, int | float) and isfinite(loss) else None
+    return _finite(loss)
 
 
 def checkpoints_by_loss(checkpoints_dir: Path) -> list[tuple[float, Path]]:
     """The checkpoints that have a validation loss, with it: lowest loss first; of equal losses, earliest step first.
 
-    Damaged checkpoints are left out.
+    Damaged checkpoints, and those that lack files, are left out.
     """
     found = []
     for path in complete_checkpoints(checkpoints_dir):
         with suppress(Damaged):
+            read_manifest(path)
             if (loss := loss_of(path)) is not None:
                 found.append((loss, path))
     return sorted(found, key=lambda entry: entry[0])
@@ -148,6 +152,17 @@ def _recorded_by_events(run: Path) -> tuple[int | None, float | None]:
 
 def _numbers(record: Mapping[str, Any], step: str, loss: str) -> tuple[int | None, float | None]:
     """The values of these keys, if they are a step and a finite number."""
-    whole, number = (None if isinstance(record.get(key), bool) else record.get(key) for key in (step, loss))
-    found = whole if isinstance(whole, int) and whole >= 0 else None
-    return found, float(number) if isinstance(number, int | float) and isfinite(number) else None
+    whole = record.get(step)
+    found = whole if isinstance(whole, int) and not isinstance(whole, bool) and whole >= 0 else None
+    return found, _finite(record.get(loss))
+
+
+def _finite(value: object) -> float | None:
+    """A value of JSON as a number; None if it is another value, or not a finite float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # of an integer
+        return None
+    return number if isfinite(number) else None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rptrain.checkpoint import result as module
-from rptrain.checkpoint.atomic_dir import KIND, STATE, Damaged, written_aside
+from rptrain.checkpoint.atomic_dir import KIND, MANIFEST, STATE, Damaged, written_aside
 from rptrain.checkpoint.export_progress import KIND as EXPORT
 from rptrain.checkpoint.result import answer_sources, answering, checkpoint_of, find_result
 from rptrain.checkpoint.run_states import checkpoints_by_loss, facts
@@ -137,6 +137,24 @@ def test_a_result_that_is_unknown_is_refused(tmp_path):
         answering(run)
 
 
+def test_damage_outside_of_the_metadata_does_not_matter_for_the_result(tmp_path):
+    run = made(tmp_path / "run", {4: 1.0, 8: 2.0}, best=True)
+    worst = save(run, 9, 3.0)
+    unit = worst / "units/00000-embed.safetensors"
+    unit.parent.mkdir()
+    manifest = json.loads((worst / MANIFEST).read_text())
+    manifest["files"]["units/00000-embed.safetensors"] = {"size": 2, "sha256": ""}
+    (worst / MANIFEST).write_text(json.dumps(manifest))
+    for content in (None, b"1"):  # missing, and too short
+        if content is not None:
+            unit.write_bytes(content)
+        assert answering(run)[0].name == checkpoint_of(run)[0].name == "checkpoint-4"
+        assert [path.name for _, path in checkpoints_by_loss(run / "checkpoints")] == ["checkpoint-4", "checkpoint-8"]
+    (worst / STATE).unlink()
+    with pytest.raises(Damaged, match=f"the result of the run is unknown: .*9 is damaged: {STATE} is missing"):
+        answering(run)
+
+
 def test_a_checkpoint_that_the_run_deletes_meanwhile_does_not_count(tmp_path, monkeypatch):
     run = made(tmp_path / "run", {4: 1.0, 8: 2.0}, best=True)
 
@@ -170,10 +188,16 @@ def test_links_that_lead_out_of_the_run_are_left_out_and_not_read(tmp_path):
             find(run)
 
 
-def test_values_of_a_manifest_that_are_no_numbers_count_as_unknown(tmp_path):
+@pytest.mark.parametrize("loss", ['"low"', "true", "NaN", "1" + "0" * 400, "1" + "0" * 5000])
+def test_other_values_of_a_manifest_count_as_unknown(tmp_path, loss):
     assert facts(None, float("inf")) == {} and facts(0, 1.5) == {"step": 0, "validation_loss": 1.5}
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps({}))
-    (tmp_path / "model/complete.json").write_text('{"step": true, "validation_loss": "low"}')
+    (tmp_path / "model/complete.json").write_text(f'{{"step": true, "validation_loss": {loss}}}')
     found = find_result(tmp_path)
     assert found is not None and (found.state.step, found.state.loss) == (None, None)
+
+
+def test_a_loss_that_is_too_large_counts_as_unknown(tmp_path):
+    run = made(tmp_path / "run", {4: 1.0, 8: 10**400}, best=True)
+    assert answering(run)[0].name == "checkpoint-4" and facts(8, 10**400) == {"step": 8}
