@@ -27,7 +27,6 @@ import torch
 
 from benchmarks.commit import commit
 from benchmarks.holdings import Holdings, added, counts, holdings
-from rptrain.checkpoint.state import verify_checkpoint
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.config.schema import Config
 from rptrain.runs import events
@@ -35,6 +34,7 @@ from rptrain.runs.control import PAUSE, STOP, ask, withdraw
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.run import train
 from rptrain.train.telemetry import MAX_BYTES
+from tests.checkpoints import verify_checkpoint
 from tests.own_memory import anonymous_and_files
 
 CONFIG = Path(__file__).resolve().parent.parent / "rptrain.toml"

@@ -197,13 +197,6 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     return state
 
 
-def verify_checkpoint(directory: Path) -> dict[str, Any]:
-    """Checks every file as `checked_files` does and returns `step` and `meta`. UserError names what is damaged."""
-    state, _ = read_facts(Path(directory))
-    checked_files(directory)
-    return state
-
-
 def checked_files(directory: Path) -> dict[Path, FileState]:
     """The states of all files of a checkpoint, after a check of their hashes. Those that were checked before and have
     not changed since are not hashed again. UserError names what is damaged.

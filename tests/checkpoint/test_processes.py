@@ -15,11 +15,12 @@ from rptrain.checkpoint.atomic_dir import MANIFEST, STATE, Aside, Damaged, DiskF
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.processes import OtherFailed, Processes
-from rptrain.checkpoint.state import load_state, prune, save_state, verify_checkpoint
+from rptrain.checkpoint.state import load_state, prune, save_state
 from rptrain.checkpoint.unit_tensors import file_layout, header
 from rptrain.engine.distributed import share
 from rptrain.engine.distributed.share import Share
 from rptrain.models.weights.safetensors_io import as_bytes
+from tests.checkpoints import verify_checkpoint
 from tests.engine import plain, runs
 
 KINDS = {

@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from rptrain.checkpoint.atomic_dir import MANIFEST, MARK, STATE, Damaged, complete_checkpoints
-from rptrain.checkpoint.state import load_state, prune, read_state, save_state, verify_checkpoint
+from rptrain.checkpoint.state import load_state, prune, read_state, save_state
 from rptrain.models import registry
 from rptrain.utils.errors import UserError
+from tests.checkpoints import verify_checkpoint
 
 MOMENTS = pytest.mark.parametrize("moments", ["fp32", "bf16", "int8"])
 KINDS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 import pytest
 
 from rptrain.checkpoint.export import export
-from rptrain.checkpoint.state import verify_checkpoint
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.tui.services.preferences import save_look
 
 from .. import run_tools as tools
+from ..checkpoints import verify_checkpoint
 
 long = pytest.mark.long
 SAVES = "save.save_steps=2"

@@ -13,11 +13,11 @@ import pytest
 
 import rptrain.checkpoint.state
 import rptrain.train.save
-from rptrain.checkpoint.state import verify_checkpoint
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 
 from .. import run_tools as tools
+from ..checkpoints import verify_checkpoint
 
 OFTEN = ("save.save_steps=1", "save.save_total_limit=2", "optim.lr_scheduler_type=linear")
 WHOLE = ("save.save_steps=1", "optim.lr_scheduler_type=linear", "log.run_name=whole")

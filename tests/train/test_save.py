@@ -13,7 +13,6 @@ import pytest
 import rptrain.train.save
 from rptrain.checkpoint import atomic_dir
 from rptrain.checkpoint.processes import Processes
-from rptrain.checkpoint.state import verify_checkpoint
 from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import PendingLoss
@@ -24,6 +23,7 @@ from rptrain.train.save import Saver
 
 from .. import run_tools as tools
 from ..cases import long
+from ..checkpoints import verify_checkpoint
 
 
 @pytest.fixture
