@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from rptrain.checkpoint.export import export
-from rptrain.checkpoint.run_states import recorded
+from rptrain.checkpoint.run_states import LOSS, STEP, recorded
 from rptrain.inference.model import find_model
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import Event, Step
@@ -55,7 +55,7 @@ def test_the_best_adapter_is_merged_and_answers(tmp_path, monkeypatch):
     assert {recorded(path) for path in (tmp_path / "merged", tmp_path / "a", run.model_path)} == {(2, 6.1518)}
     assert find_model(run.path).source == run.model_path and files(run.path) == before, "a command that reads"
     file = run.model_path / "complete.json"  # as earlier versions wrote it
-    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k not in ("step", "valid")}))
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k not in (STEP, LOSS)}))
     assert find_model(run.path).source == run.model_path and find_model(run.path).state.startswith("step 2, ")
 
 
