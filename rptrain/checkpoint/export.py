@@ -151,15 +151,16 @@ def export_store(
     ends: Collection[int] = (),
     step: int | None = None,
     loss: float | None = None,
+    chat_template: str | None = None,
 ) -> Path:
     """Writes a model in memory as `export` does. `view` gives its parameters, `carried` other tensors, and `base_dir`
     all other files. `ends`: EOS ids besides the base model's own. `step` and `loss`: the step of the run after which
-    the parameters were these, and the validation loss; None: unknown.
+    the parameters were these, and the validation loss; None: unknown. `chat_template`: as in `with_replaced`.
 
     With `adapter`, only the adapter is written; `base_weights` are the digests of the base that it was trained on. The
     parent folder of `to` must exist.
     """
-    base, to = base_files(Path(base_dir)), _absolute(to)
+    base, to = with_replaced(base_files(Path(base_dir)), chat_template), _absolute(to)
     generation = generation_config(Path(base_dir), spec.config, ends)
     _check_earlier(to)
     if adapter is not None:

@@ -471,6 +471,7 @@ class Trainer:
                 ends=job.ends,
                 step=step,
                 loss=loss,
+                chat_template=job.chat_template,
             )
 
 

@@ -182,6 +182,24 @@ def test_a_template_of_ones_own_goes_along(folder):
     assert our_answers(run.path, QUESTIONS) == our_answers(run.checkpoints()[-1], QUESTIONS)
 
 
+def test_a_template_of_ones_own_replaces_the_models_in_the_export_of_an_earlier_checkpoint(folder, monkeypatch):
+    """Earlier versions left the model's own in the tokenizer_config.json of checkpoints, which other readers prefer."""
+    template = "{% for m in messages %}<|{{ m.role }}|>[{{ m.content }}]<|end|>{% endfor %}"
+    file = folder / "model/tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": "old"}))
+    monkeypatch.setattr("rptrain.checkpoint.state.with_replaced", lambda files, *_: files)
+    chats = tools.write_chats(folder / "chats.jsonl")
+    (folder / "own.jinja").write_text(template)
+    own = f"data.chat_template={folder}/own.jinja"
+    run = tools.train_here(folder, chats, own, "data.max_length=64", "train.max_steps=1")
+    saved, exported = (
+        json.loads((directory / "tokenizer_config.json").read_text())["chat_template"]
+        for directory in (run.checkpoints()[-1] / "base", run.model_path)
+    )
+    assert (saved, exported) == ("old", template)
+    assert (run.model_path / "chat_template.jinja").read_text() == template
+
+
 def test_generate_as_a_command(folder):
     run = tools.train_here(folder, "train.max_steps=1")
     prompts = [argument for question in QUESTIONS for argument in ("--prompt", question)]
