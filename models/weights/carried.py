@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from math import prod
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ class Carried:
 
     @property
     def nbytes(self) -> int:
-        return sum(prod(stored.shape) * stored.dtype.itemsize for stored in self.tensors.values())
+        return sum(stored.nbytes for stored in self.tensors.values())
 
     @property
     def entries(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

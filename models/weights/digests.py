@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import sha256
-from math import ceil, prod
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -111,7 +111,7 @@ class TensorDigests:
         return found
 
     def _hash(self, stored: Stored, index: int) -> None:
-        start, stop = index * PIECE, min((index + 1) * PIECE, _nbytes(stored))
+        start, stop = index * PIECE, min((index + 1) * PIECE, stored.nbytes)
         digest, buffer = sha256(), as_bytes(torch.empty(min(CONVERTED, stop - start), dtype=torch.uint8))
         with OpenFile(stored.file) as file:
             for at in range(start, stop, CONVERTED):
@@ -126,17 +126,13 @@ def _digest_of(members: Iterable[tuple[str, Stored, str]]) -> str:
     return sha256("".join(lines).encode()).hexdigest()
 
 
-def _nbytes(stored: Stored) -> int:
-    return prod(stored.shape) * stored.dtype.itemsize
-
-
 def _count(stored: Stored) -> int:
-    return max(1, ceil(_nbytes(stored) / PIECE))
+    return max(1, ceil(stored.nbytes / PIECE))
 
 
 def _range(stored: Stored) -> str:
     """What a kept digest covers, in a file."""
-    return f"pieces {stored.offset} {_nbytes(stored)}"
+    return f"pieces {stored.offset} {stored.nbytes}"
 
 
 def _state(file: Path) -> FileState | None:

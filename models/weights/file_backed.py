@@ -40,7 +40,7 @@ class FileRange:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.stored.shape) * self.stored.dtype.itemsize
+        return self.stored.nbytes
 
     @property
     def stop(self) -> int:

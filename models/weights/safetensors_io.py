@@ -59,6 +59,10 @@ class Stored:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
 
 class Hashing(Protocol):
     """Takes the hashes of tensors while they are read: see `TensorDigests` in digests.py."""

@@ -25,6 +25,7 @@ from rptrain.utils.file_state import FileState
 from rptrain.utils.files import read_small_text
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.phases import phase
 
 # Keys of an export's manifest: digests of groups of tensors, of the base's, and SHA-256 of carried tensors.
 WEIGHTS, BASE_WEIGHTS, CARRIED = "weights", "base_weights", "carried"
@@ -99,7 +100,8 @@ def check_files(directory: Path, files: Iterable[Path]) -> dict[Path, FileState]
         states[file] = check_unchanged(file, entries[file])
 
     try:
-        in_parallel(check, files)
+        with phase(f"hashing {directory.name}", sum(file.stat().st_size for file in files), reads=True):
+            in_parallel(check, files)
     except Damaged as error:
         raise UserError(f"{error}: {_restore(directory)}") from error
     return states
@@ -138,7 +140,8 @@ def load(
 def hashed(files: WeightFiles) -> dict[str, str]:
     """The digests of all tensors of a model, as an export's manifest has them."""
     digests = TensorDigests(files.tensors, files.stamps)
-    in_parallel(lambda work: work(), (work for stored in files.tensors.values() for work in digests.works(stored)))
+    with phase("hashing weights", sum(stored.nbytes for stored in files.tensors.values()), reads=True):
+        in_parallel(lambda work: work(), (work for stored in files.tensors.values() for work in digests.works(stored)))
     return digests.groups()
 
 

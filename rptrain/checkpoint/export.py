@@ -55,6 +55,7 @@ from rptrain.models.weights.quantized import base_of
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.phases import phase
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
@@ -303,7 +304,8 @@ def _check_earlier(to: Path) -> None:
     """Checks names, sizes and hashes of an earlier export. UserError as in `check_names`."""
     files = check_names(to)
     try:
-        in_parallel(lambda name: check_hash(to / name, files[name]), files)
+        with phase(f"hashing {to.name}", sum(entry["size"] for entry in files.values()), reads=True):
+            in_parallel(lambda name: check_hash(to / name, files[name]), files)
     except Damaged as error:
         raise UserError(f"{error}. {to} was changed since it was exported: move it away") from error
 

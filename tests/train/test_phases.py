@@ -83,9 +83,12 @@ def test_what_takes_long_in_a_run_is_a_phase_with_its_share(tmp_path: Path, ente
         "checking the weights",
         "writing the export",
         "reading the export back",
+        "hashing weights",
     )
     export(run.path, tmp_path / "to")
-    check(entered.names(), "checking the checkpoint", "hashing checkpoint-2", "writing the export")
+    check(entered.names(), "checking the checkpoint", "hashing checkpoint-2", "writing the export", "hashing weights")
+    export(run.path, tmp_path / "to")
+    check(entered.names(), "hashing to", "checking the checkpoint")
     generate_text(Request(tmp_path / "to", ["Two"], 1), free_room(""))
     check(entered.names(), "loading the tokenizer", "reading weights")
     tools.train_here(tmp_path, *settings, "train.max_steps=3", f'save.resume="{run.path}"')
