@@ -20,6 +20,7 @@ from rptrain.utils.file_digests import keep_digests, kept_digests
 from rptrain.utils.file_ranges import OpenFile, Stamp
 from rptrain.utils.file_state import FileState, states_of
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.phases import phase
 
 LAYER = re.compile(r"(.*?\blayers\.\d+)\.")
 
@@ -55,12 +56,12 @@ class TensorDigests:
         if len(found) == _count(stored):
             self._own[stored] = sha256(b"".join(found[index] for index in range(len(found)))).hexdigest()
 
-    def works(self, stored: Stored) -> Iterator[Callable[[], None]]:
+    def works(self, stored: Stored, *, counted: bool = True) -> Iterator[Callable[[], None]]:
         """Works that hash a tensor whose digest is not known, for the threads that then read its pieces in an order of
-        their own.
+        their own. `counted`: as in `OpenFile.read`.
         """
         if self.wants(stored):
-            yield from (partial(self._hash, stored, index) for index in range(_count(stored)))
+            yield from (partial(self._hash, stored, index, counted) for index in range(_count(stored)))
 
     def groups(self, names: Collection[str] | None = None) -> dict[str, str]:
         """The digest of each group, of all tensors or of those with these names. Groups with a tensor that nobody has
@@ -84,7 +85,8 @@ class TensorDigests:
         if again:
             for stored in again:
                 del self._kept[stored]
-            in_parallel(lambda work: work(), (work for stored in again for work in self.works(stored)))
+            with phase("hashing weights", sum(stored.nbytes for stored in again), reads=True):
+                in_parallel(lambda work: work(), (work for stored in again for work in self.works(stored)))
             found = self.groups(names)
         return {
             group: [*dict.fromkeys(stored.file for stored in members[group].values())]
@@ -110,13 +112,13 @@ class TensorDigests:
             found.setdefault(layer[1] if layer else name, {})[name] = self._tensors[name]
         return found
 
-    def _hash(self, stored: Stored, index: int) -> None:
+    def _hash(self, stored: Stored, index: int, counted: bool) -> None:
         start, stop = index * PIECE, min((index + 1) * PIECE, stored.nbytes)
         digest, buffer = sha256(), as_bytes(torch.empty(min(CONVERTED, stop - start), dtype=torch.uint8))
         with OpenFile(stored.file) as file:
             for at in range(start, stop, CONVERTED):
                 part = buffer[: min(CONVERTED, stop - at)]
-                file.read(stored.offset + at, part)
+                file.read(stored.offset + at, part, counted=counted)
                 digest.update(part)
         self.add(stored, index, digest.digest())
 

@@ -23,6 +23,7 @@ from rptrain.models.weights.pretrained import TIED_HEAD, View
 from rptrain.models.weights.safetensors_io import Stored
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
+from rptrain.utils.phases import phase
 from rptrain.utils.text import one_line
 
 if TYPE_CHECKING:
@@ -228,7 +229,8 @@ def load(files: AdapterFiles, spec: ModelSpec, view: View) -> None:
         for param in unit.params if unit.trainable else ():
             rows = view(index, param.name).split([part.rows for part in param.parts])
             pairs += [(files.tensors[PREFIX + part.key], piece) for part, piece in zip(param.parts, rows, strict=True)]
-    safetensors_io.read(pairs)
+    with phase("reading the adapter", sum(stored.nbytes for stored, _ in pairs), reads=True):
+        safetensors_io.read(pairs)
     trained = [index for index, unit in enumerate(spec.units) if unit.trainable]
     if name := pretrained.not_finite(spec, view, trained):
         raise UserError(f"{files.directory / WEIGHTS}: {name} has values that are infinite or not numbers")

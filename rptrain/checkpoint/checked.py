@@ -14,7 +14,7 @@ from typing import Any
 
 from rptrain.checkpoint.atomic_dir import FORMAT, MANIFEST, Damaged
 from rptrain.checkpoint.export_progress import KIND
-from rptrain.checkpoint.frozen import tensor_names
+from rptrain.checkpoint.frozen import stored_bytes, tensor_names
 from rptrain.checkpoint.unchanged import check_state, check_unchanged
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import pretrained
@@ -130,7 +130,9 @@ def load(
     """As `pretrained.load`, and compares what it loads with what is recorded. UserError if it differs."""
     known = [*known]
     digests = TensorDigests(files.tensors, files.stamps) if any(each.groups for each in known) else None
-    pretrained.load(files, spec, view, units, digests)
+    read = spec.units if units is None else [spec.units[index] for index in units]
+    with phase("reading weights", stored_bytes(files, read), reads=True):
+        pretrained.load(files, spec, view, units, digests)
     for each in known:
         each.check(digests)
     if digests is not None:

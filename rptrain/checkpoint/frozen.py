@@ -162,6 +162,11 @@ def tensor_names(units: Iterable[Unit], tensors: Collection[str]) -> list[str]:
     return [name for key in keys for name in ((key,) if key in tensors else mxfp4.names(key))]
 
 
+def stored_bytes(files: pretrained.WeightFiles, units: Iterable[Unit]) -> int:
+    """The bytes in a model's files of the tensors of units."""
+    return sum(files.tensors[name].nbytes for name in tensor_names(units, files.tensors))
+
+
 def _source(meta: Mapping[str, Any], spec: ModelSpec) -> pretrained.WeightFiles | None:
     """The files with the frozen weights; None if they were randomly initialized."""
     return None if meta["frozen"]["drawn"] else pretrained.check(meta["model_dir"], without_adapters(spec))
@@ -193,8 +198,7 @@ def fill(
     drawn = units if files is None else [unit for unit in units if unit in adapter_units(spec)]
     pretrained.initialize(spec, view, seed, drawn)
     if files is not None and (read := [unit for unit in units if unit not in drawn]):
-        part = sum(spec.units[unit].numel for unit in read) / without_adapters(spec).num_parameters
-        total = int(part * sum(stamp.nbytes for stamp in files.stamps.values()))
+        total = stored_bytes(files, [spec.units[unit] for unit in read])
         with phase(f"reading {'and quantizing ' * (base_of(spec) != 'bf16')}weights", total, reads=True):
             pretrained.load(files, spec, view, read, digests)
     if not set(units).isdisjoint(adapter_units(spec)):

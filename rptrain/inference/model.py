@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from rptrain.models.weights.safetensors_io import FLOATS, read_header
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 from rptrain.utils.parallel import in_parallel
+from rptrain.utils.phases import phase
 
 EXTENDED = 8  # training and YaRN may extend a context to this multiple of max_position_embeddings
 
@@ -181,9 +183,7 @@ def _from_checkpoint(checkpoint: Path) -> Model:
     dtype = dtype_of(state)
 
     def load(flats: Sequence[Tensor]) -> None:
-        reader = UnitReader(checkpoint, state, spec)
-
-        def read(index: int) -> None:
+        def read(reader: UnitReader, index: int) -> None:
             unit = spec.units[index]
             whole = flats[index].view(dtype) if not unit.mixed else torch.empty(unit.numel, dtype=dtype)
             reader.read(index, whole)
@@ -193,7 +193,9 @@ def _from_checkpoint(checkpoint: Path) -> Model:
                     plain[name].copy_(tensor)
 
         try:
-            in_parallel(read, [index for index, unit in enumerate(spec.units) if unit.trainable])
+            reader = UnitReader(checkpoint, state, spec)
+            with phase("reading weights", reader.nbytes, reads=True):
+                in_parallel(partial(read, reader), [index for index, unit in enumerate(spec.units) if unit.trainable])
         except Damaged as error:
             raise unusable(checkpoint, error) from error
         if spec.frozen:

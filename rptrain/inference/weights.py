@@ -113,8 +113,7 @@ def _loaded(model: Model, *, lock: bool = False) -> list[Tensor]:
         for size in sizes:
             flats.append(torch.zeros(size, dtype=torch.uint8, pin_memory=lock))
             allocating.add(size)
-    with phase("reading weights", model.nbytes, reads=True):
-        model.load(flats)
+    model.load(flats)
     return flats
 
 

@@ -42,8 +42,11 @@ class OpenFile:
         if Stamp.of(self._descriptor) != stamp:
             raise UserError(f"{self._path} was changed while it was in use: restore it")
 
-    def read(self, offset: int, buffer: memoryview) -> None:
-        """Fills a byte buffer from the file, starting at `offset`. Raises UserError if the file ends before."""
+    def read(self, offset: int, buffer: memoryview, *, counted: bool = True) -> None:
+        """Fills a byte buffer from the file, starting at `offset`. Raises UserError if the file ends before.
+
+        `counted`: whether the bytes count in the phase (utils/phases.py); not so for those that are read again in it.
+        """
         done = 0
         while done < len(buffer):
             try:
@@ -57,7 +60,8 @@ class OpenFile:
                 )
             done += count
             progressed()
-            phases.read(count)
+            if counted:
+                phases.read(count)
 
     def _unreadable(self, error: OSError) -> UserError:
         return UserError(f"cannot read {self._path}: {error.strerror}")

@@ -1,11 +1,15 @@
 """The phases of whole runs, and what a run reports about its speed while it warms up."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rptrain.checkpoint.atomic_dir import MANIFEST
+from rptrain.checkpoint.checked import BASE_WEIGHTS, WEIGHTS
 from rptrain.checkpoint.export import export
+from rptrain.checkpoint.unit_tensors import PARAM_HASH
 from rptrain.inference.generate import Request, generate_text
 from rptrain.kernels import compiling
 from rptrain.planner.room import free_room
@@ -93,6 +97,38 @@ def test_what_takes_long_in_a_run_is_a_phase_with_its_share(tmp_path: Path, ente
     check(entered.names(), "loading the tokenizer", "reading weights")
     tools.train_here(tmp_path, *settings, "train.max_steps=3", f'save.resume="{run.path}"')
     check(entered.names(), "reading the tokens of a.jsonl", "reading checkpoint-2", "running the first step")
+
+
+def forget_digests(directory: Path) -> None:
+    """As an earlier version wrote it: with hashes of whole files alone."""
+    manifest = json.loads((directory / MANIFEST).read_text())
+    for key in (WEIGHTS, BASE_WEIGHTS):
+        manifest.pop(key, None)
+    for entry in manifest["files"].values():
+        entry.pop(PARAM_HASH, None)
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["now", "earlier"])
+@pytest.mark.parametrize("lora", [(), ("lora.r=2", "lora.base=nf4")], ids=["full", "nf4"])
+def test_the_bytes_of_weights_that_are_read_are_those_that_were_announced(
+    tmp_path: Path, entered: Entered, lora: tuple[str, ...], earlier: bool
+):
+    """Each byte of a tensor counts once, whatever is hashed; the hashing of whole files is a phase of its own."""
+    tools.write_model(tmp_path / "model")
+    run = tools.train_here(tmp_path, *lora, "train.max_steps=1")
+    for source in (run.checkpoints()[-1], run.model_path):
+        if earlier:
+            forget_digests(source)
+        generate_text(Request(source, ["Two"], 1), free_room(""))
+    key = "lora.adapter" if lora else "model.path"
+    tools.train_here(tmp_path, *lora, f"{key}={run.model_path}", "train.max_steps=1", "log.run_name=next")
+    counts = [(one.name, one.done, one.total) for one in entered.seen if one.reads and one.total]
+    assert not [(name, done, total) for name, done, total in counts if done > total]
+    read = [entry for entry in counts if entry[0].startswith("reading") and entry[0].endswith("weights")]
+    assert len(read) >= 4 and all(done == total for _, done, total in read), read
+    hashed = [name for name, *_ in counts if name in ("hashing model", "hashing checkpoint-1")]
+    assert {*hashed} == ({"hashing model", "hashing checkpoint-1"} if earlier else {"hashing model"} if lora else set())
 
 
 def test_a_run_of_two_steps_reports_the_speed_of_all_and_has_none_for_later_plans(tmp_path: Path):
