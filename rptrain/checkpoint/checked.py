@@ -76,7 +76,8 @@ def recorded_base(adapter: Path, base: Path, spec: ModelShape, tensors: Collecti
         return []
     advice = (
         f"differ from those that the adapter {adapter} was trained on: restore the files in {base}, or set "
-        f"base_model_name_or_path in its adapter_config.json to the model that it was trained on"
+        f"base_model_name_or_path in its adapter_config.json to the model that it was trained on; if the base was "
+        f"changed on purpose, delete {adapter / MANIFEST}"
     )
     units = [spec.units[index] for index in spec.frozen]
     return [Recorded(groups, advice, tensor_names(units, tensors))]
