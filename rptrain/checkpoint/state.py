@@ -32,6 +32,7 @@ from rptrain.checkpoint.atomic_dir import (
     REPLACED,
     STATE,
     THREADS,
+    WHOLE,
     Damaged,
     complete_checkpoints,
     discard,
@@ -181,7 +182,7 @@ def load_state(directory: Path, units: Sequence[UnitState]) -> dict[str, Any]:
     def read(part: Part) -> None:
         entry = files[part.file]
         if START_HASH in entry and not part.has_state:
-            part, entry = part.of(*WEIGHTS), {"sha256": entry[START_HASH]}
+            part, entry = part.of(*WEIGHTS), {WHOLE: entry[START_HASH]}
         read_into(directory / part.file, entry, part.buffers(stored[part.file]))
 
     writes: list[Callable[[], object]] = []
