@@ -46,6 +46,7 @@ from rptrain.schedule.plan import Plan
 from rptrain.train.job import Job
 from rptrain.train.run import train
 from rptrain.train.trainer import Trainer
+from rptrain.utils.phases import is_sentence
 
 PRESET = registry.PRESETS / "tiny-tasks"
 SMALL = {
@@ -122,6 +123,11 @@ def command(*arguments: str | Path, environment: Mapping[str, str] | None = None
     line = [sys.executable, "-P", "-m", "rptrain", *map(str, arguments)]
     own = os.environ | {"OMP_NUM_THREADS": "2"} | (environment or {})  # 2: torch's own default, unlike in other tests
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
+
+
+def without_phases(stderr: str) -> str:
+    """What a command wrote to standard error, without the phases that it shows where it is slow."""
+    return "".join(line for line in stderr.splitlines(keepends=True) if not is_sentence(line))
 
 
 def invoke(*arguments: str | Path) -> Result:
