@@ -125,9 +125,9 @@ def command(*arguments: str | Path, environment: Mapping[str, str] | None = None
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
 
 
-def without_phases(stderr: str) -> str:
-    """What a command wrote to standard error, without the phases that it shows where it is slow."""
-    return "".join(line for line in stderr.splitlines(keepends=True) if not is_sentence(line))
+def without_phases(output: str) -> str:
+    """The output of a command without the phases that it shows on a slow machine."""
+    return "".join(line for line in output.splitlines(keepends=True) if not is_sentence(line))
 
 
 def invoke(*arguments: str | Path) -> Result:
