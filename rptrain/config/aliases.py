@@ -1,13 +1,14 @@
 """Suggestions for unknown keys and values: names in other trainers, unsupported features, typos."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rptrain.config.schema import Config, keys
-from rptrain.utils.suggest import typo_of
+from rptrain.utils.suggest import edits, typo_of
 
 # Names that other trainers have for our keys (TrainingArguments, TRL, axolotl, LLaMA-Factory, Unsloth, torchtune), and
-# earlier names of ours. A name with a table stands for the key in that table alone.
+# earlier names of ours. A name with a table stands for the key in that table alone, and one with a dot before it for the key without
+# a table.
 _ALIASES = {
     "model.path": "model_name_or_path pretrained_model_name_or_path base_model model_name model_id checkpoint_dir "
     "model.base model.name",
@@ -18,7 +19,7 @@ _ALIASES = {
     "data.train.format": "formatting ds_type dataset_type dataset_format conversation_style data.train.type data.type "
     "data.val.type data.format",
     "data.train.split": "dataset_train_split train_split data.split",
-    "data.train.weight": "weights dataset_weight sampling_weight data.weight",
+    "data.train.weight": "dataset_weight sampling_weight data.weight data.weights data.train.weights data.val.weights",
     "data.overlong": "excess_length_strategy truncation_strategy overlong_strategy",
     "data.cache_dir": "dataset_prepared_path tokenized_path dataset_cache_dir",
     "data.max_length": "cutoff_len sequence_len seq_len max_seq_len max_seq_length sequence_length "
@@ -34,12 +35,13 @@ _ALIASES = {
     "train_batch_size train_micro_batch_size_per_gpu auto_find_batch_size",
     "train.global_batch_size": "total_batch_size total_train_batch_size effective_batch_size",
     "train.num_epochs": "num_train_epochs epochs n_epochs epoch",
-    "train.max_steps": "max_train_steps total_steps num_steps num_training_steps max_iters max_steps_per_epoch",
+    "train.max_steps": "max_train_steps total_steps num_steps num_training_steps max_iters max_steps_per_epoch "
+    "train.steps",
     "train.seed": "data_seed random_seed random_state",
-    "lora.r": "lora_r lora_rank rank .r",
+    "lora.r": "lora_r lora_rank .rank lora.rank .r",
     "lora.lora_alpha": "alpha",
     "lora.lora_dropout": "lora.dropout",
-    "lora.target_modules": "lora_target lora_target_modules lora_target_linear lora_attn_modules",
+    "lora.target_modules": "lora_target lora_target_modules lora_target_linear lora_attn_modules lora.modules",
     "lora.use_rslora": "rslora peft_use_rslora",
     "lora.use_dora": "dora peft_use_dora",
     "lora.modules_to_save": "lora_modules_to_save additional_target",
@@ -55,7 +57,7 @@ _ALIASES = {
     "optim.moments": "optim_bits optimizer_bits optimizer_state_dtype optim_state_dtype",
     "optim.loss_scale": "init_scale initial_loss_scale initial_scale_power loss_scale_init",
     "optim.loss_scale_steps": "loss_scale_window growth_interval scale_window",
-    "optim.max_grad_norm": "gradient_clipping clip_grad_norm gradient_clip_val grad_clip max_norm clip_grad",
+    "optim.max_grad_norm": "gradient_clipping clip_grad_norm gradient_clip_val grad_clip max_norm clip_grad optim.clip",
     "engine.devices": "device gpus num_gpus n_gpu n_gpus gpu_ids cuda_visible_devices nproc_per_node num_processes",
     "engine.vram_limit": "gpu_memory_limit max_gpu_memory vram",
     "engine.host_limit": "cpu_memory_limit max_cpu_memory ram_limit",
@@ -88,7 +90,8 @@ _TABLES = {
     name: table
     for table, names in {
         "data.train": "dataset datasets train_dataset train_datasets data.dataset data.datasets",
-        "data.val": "test_datasets eval_dataset eval_datasets val_sets eval.sets data.eval data.test",
+        "data.val": "test_datasets eval_dataset eval_datasets val_sets eval.sets data.eval data.test data.valid "
+        "data.validation validation",
         "train": "training trainer training_args training_arguments",
         "optim": "optimizer optimiser",
         "lora": "peft peft_config lora_config",
@@ -142,6 +145,8 @@ _ADVICE = {
         "special_tokens tokens add_tokens resize_vocab eos_token pad_token padding_side": "set them in the files of "
         "the model's tokenizer",
         "eval.batch_size": "not needed: `train.micro_batch_size` is used in evaluation, too",
+        "min_lr cosine_min_lr_ratio": "the learning rate falls to 0 with the `optim.lr_scheduler_type` cosine or "
+        "linear, and stays as it is with constant",
         "wandb_entity wandb_watch wandb_log_model wandb_mode": "set it as an environment variable of wandb, such as "
         "WANDB_ENTITY",
         "rope_scaling rope_theta": "set it in the model's config.json",
@@ -167,8 +172,8 @@ _UNAVAILABLE = {
         "another packing for validation": "eval_packing eval_sample_packing",
         "a checkpoint without optimizer state": "save_only_model",
         "a learning rate for some of the weights": "embedding_learning_rate embedding_lr loraplus_lr_ratio lr_groups",
-        "another parameter of the learning rate schedule": "lr_scheduler_kwargs cosine_min_lr_ratio min_lr "
-        "cosine_constant_lr_ratio lr_scheduler_args",
+        "another parameter of the learning rate schedule": "lr_scheduler_kwargs cosine_constant_lr_ratio "
+        "lr_scheduler_args",
         "a choice of columns": "dataset_text_field text_column columns field_* message_property_mappings "
         "message_field_*",
         "a choice of turns to train on": "mask_history roles_to_train train_on_eos train_on_eot",
@@ -216,7 +221,7 @@ _VALUES = {
 # Names that are switched on, and the value that they stand for.
 _SWITCHES = {"load_in_4bit": "4bit", "qlora": "4bit", "load_in_8bit": "8bit", "bf16": "bf16", "fp16": "fp16"}
 
-_KEYS = [*keys(), "data.train"]
+_KEYS = [*keys(), "data.train", "data.val"]
 _KEY = re.compile("`([a-z_.]+)(?: = [^`]*)?`")
 
 
@@ -241,17 +246,22 @@ def answer(dotted: str, value: object = None) -> str:
     section, _, leaf = dotted.lower().replace("-", "_").rpartition(".")
     table = _TABLES.get(section, section)
     inside, names = f"{table}.{leaf}".lstrip("."), (dotted, f"{table}.{leaf}", leaf)
+    siblings = [key for key in _KEYS if key.startswith(f"{table}.") and key.count(".") == table.count(".") + 1]
     if advice := _first(_ADVICE, names):
         return advice
     if inside in _KEYS:
         return f"use `{inside}`"
     if key := next((_CANONICAL[name] for name in names if name in _CANONICAL), None):
+        key = key.replace("data.train.", f"{table}.") if table == "data.val" else key
         return f"use `{key}`{_with_value(key, leaf, value)}"
+    if (named := _TABLES.get(inside)) in _KEYS:
+        return f"use `{named}`"
+    if key := _misspelled(leaf, siblings, 1):
+        return f"did you mean `{key}`?"
     if feature := _first(_UNAVAILABLE, (*names, *_unknown_tables(section))):
         return f"{feature} is not available in this version"
     if key := _elsewhere(table, leaf):
         return f"use `{key}`"
-    siblings = [key for key in _KEYS if key.startswith(f"{table}.") and key.count(".") == table.count(".") + 1]
     if leaf not in _VAGUE and (key := _misspelled(leaf, siblings) or _misspelled(leaf, _distinct())):
         return f"did you mean `{key}`?"
     if not siblings and (near := typo_of(table, [*Config.model_fields, "data.train", "data.val"])):
@@ -294,10 +304,11 @@ def _distinct() -> Iterator[str]:
     return (key for key in keys() if key.rpartition(".")[2] not in _GENERIC)
 
 
-def _misspelled(leaf: str, known: Sequence[str] | Iterator[str]) -> str | None:
+def _misspelled(leaf: str, known: Iterable[str], most: int = 2) -> str | None:
+    """The key that a name misspells, with at most `most` edits."""
     names = {key.rpartition(".")[2]: key for key in known}
     near = typo_of(leaf, names)
-    return names[near] if near else None
+    return names[near] if near and edits(leaf, near) <= most else None
 
 
 def _first(words: dict[str, str], names: Sequence[str]) -> str | None:
