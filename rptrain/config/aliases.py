@@ -7,8 +7,8 @@ from rptrain.config.schema import Config, keys
 from rptrain.utils.suggest import edits, typo_of
 
 # Names that other trainers have for our keys (TrainingArguments, TRL, axolotl, LLaMA-Factory, Unsloth, torchtune), and
-# earlier names of ours. A name with a table stands for the key in that table alone, and one with a dot before it for the key without
-# a table.
+# earlier names of ours. A name with a table stands for the key in that table alone, one with a leading dot for the key
+# without a table.
 _ALIASES = {
     "model.path": "model_name_or_path pretrained_model_name_or_path base_model model_name model_id checkpoint_dir "
     "model.base model.name",

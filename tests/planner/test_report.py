@@ -620,7 +620,7 @@ def test_auto_finds_what_the_host_has_room_for():
     arguments = ("--gpus", "8", "--card", "rtx4090", "train.micro_batch_size=auto", "engine.round_size=auto")
     quickest, code = as_json(*arguments)
     assert code == 0 and quickest["memory"][0]["total"] > 133 * GIB
-    found, code = as_json(*arguments, "--host", "133GiB")
+    found, code = as_json(*arguments, "--host", "142GiB")  # 133 GiB are left for a run
     assert code == 0 and found["fits"] and found["memory"][0]["total"] <= 133 * GIB
 
 
