@@ -277,9 +277,19 @@ def test_dry_run_and_plan_report_all_mistakes_with_their_places(folder, command,
 def test_a_dry_run_that_does_not_fit_ends_with_2_and_with_advice(tiny):
     result = run("--config", "c.toml", "--dry-run", "engine.host_limit=1MiB", "data.train.0.path=none.jsonl")
     assert (result.exit_code, result.stdout) == (2, "")
-    first, second, *advice = result.stderr.splitlines()[1:]
+    head, first, second, *advice = result.stderr.splitlines()
+    assert head == "the run cannot start, for 2 reasons"
     assert first.startswith("  command line, data.train.0.path: none.jsonl: no such data file")
     assert second.startswith("  command line, engine.host_limit: the run needs ") and advice
+
+
+def test_a_dry_run_on_a_machine_that_is_too_small_blames_the_machine(tiny, monkeypatch):
+    monkeypatch.setattr("rptrain.planner.hardware.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0, total=1 << 40))
+    result = run("--config", "c.toml", "--dry-run")
+    head, *reasons = result.stderr.splitlines()[:3]
+    assert result.exit_code == 2 and head == "the run cannot start, for 2 reasons"
+    assert all(reason.startswith("  this machine: the run needs ") for reason in reasons)
 
 
 def test_dry_run_says_what_would_be_resumed(tiny):

@@ -24,6 +24,8 @@ DEEPEST = 16  # parts of a key that are looked at; keys of a config have at most
 class ConfigError(UserError):
     """The mistakes of a config: pairs of a place ("file:line" or "command line") and a message.
 
+    `heading`: the line above several mistakes, with {count} in it.
+
     `more`: how many others there are. `keys`: the dotted key of each mistake, if it is about one. `advice`: lines after
     the mistakes.
     """
@@ -34,13 +36,14 @@ class ConfigError(UserError):
         more: int = 0,
         keys: Sequence[str | None] = (),
         advice: Sequence[str] = (),
+        heading: str = "{count} mistakes in the config",
     ) -> None:
         self.mistakes = tuple(mistakes)
         self.keys = tuple(keys) or (None,) * len(self.mistakes)
         lines = [f"{place}: {message}" for place, message in mistakes]
         if len(lines) + more > 1:
             indented = (f"  {line.replace(chr(10), f'{chr(10)}    ')}" for line in lines)
-            lines = [f"{len(lines) + more:,} mistakes in the config", *indented]
+            lines = [heading.format(count=f"{len(lines) + more:,}"), *indented]
         if more:
             lines.append(more_lines(more))
         super().__init__("\n".join([*lines, *advice]), EXPLAINED + LINES)

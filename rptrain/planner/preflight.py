@@ -47,11 +47,13 @@ def machine_and_model(resolved: Resolved) -> tuple[Hardware, Path, ModelSpec]:
     return hardware, model_dir, spec
 
 
-def config_error(refusals: Sequence[Refusal], more: Sequence[str] = ()) -> ConfigError:
-    """The error for a refused run, with the mistakes in the order of the file. `more`: lines of advice after them."""
+def config_error(refusals: Sequence[Refusal], more: Sequence[str] = (), **named: str) -> ConfigError:
+    """The error for a refused run, with the mistakes in the order of the file. `more`: lines of advice after them.
+    `named`: arguments of ConfigError.
+    """
     ordered = sorted(refusals, key=lambda refusal: _order(refusal.place))
     mistakes = [(refusal.place, refusal.text) for refusal in ordered]
-    return ConfigError(mistakes, keys=[refusal.key for refusal in ordered], advice=more)
+    return ConfigError(mistakes, keys=[refusal.key for refusal in ordered], advice=more, **named)
 
 
 def _order(place: str) -> tuple[bool, int]:

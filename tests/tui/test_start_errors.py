@@ -27,6 +27,10 @@ reading the data
         (TRACEBACK, "KeyError: 'layers'"),
         (MISTAKES, "rptrain.toml:3: `lora.r` must be greater than 0, not 0"),
         (
+            "the run cannot start, for 2 reasons\n  this machine: the run needs 2 GiB\n",
+            "this machine: the run needs 2 GiB",
+        ),
+        (
             "it does not fit. What makes it fit:\n- train.micro_batch_size = 1\n\n",
             "it does not fit. What makes it fit:",
         ),

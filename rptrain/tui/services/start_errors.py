@@ -8,6 +8,7 @@ from rptrain.runs.ending import start_failure
 from rptrain.tui.services.fields import ALL, field_of
 from rptrain.tui.services.launch import Launched
 
+_COUNTS = re.compile(r" mistakes in the config$|cannot start, for [\d,]+ reasons$")
 _CONTINUES = re.compile(r"\s|- |… and ")  # the beginning of a line that belongs to the one before it
 _KEYS = {key: key for key in ALL} | {field.name: key for key, field in ALL.items()}
 _OF_SET = re.compile(r"\bdata\.(?:train|val)\.\d+\.\w+")
@@ -28,9 +29,9 @@ def start_error(launched: Launched) -> str:
 
 
 def first_line(error: str) -> str:
-    """The first line of an error; the first mistake if that line only counts them."""
+    """The first line of an error; the first mistake or reason if that line only counts them."""
     first, _, rest = error.partition("\n")
-    return rest.partition("\n")[0] if first.endswith(" mistakes in the config") else first
+    return rest.partition("\n")[0] if _COUNTS.search(first) else first
 
 
 def setting_of(error: str, value_of: Callable[[str], str]) -> str | None:
