@@ -17,6 +17,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.suggest import typo_of
 from rptrain.utils.text import LINES, more_lines, one_line, quoted
 
+MISTAKES = "{count} mistakes in the config"
 EXPLAINED = 200  # mistakes that are explained; the others are counted
 DEEPEST = 16  # parts of a key that are looked at; keys of a config have at most 4
 
@@ -36,7 +37,7 @@ class ConfigError(UserError):
         more: int = 0,
         keys: Sequence[str | None] = (),
         advice: Sequence[str] = (),
-        heading: str = "{count} mistakes in the config",
+        heading: str = MISTAKES,
     ) -> None:
         self.mistakes = tuple(mistakes)
         self.keys = tuple(keys) or (None,) * len(self.mistakes)

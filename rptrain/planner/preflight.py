@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rptrain.checkpoint import adapter
-from rptrain.config.errors import ConfigError
+from rptrain.config.errors import MISTAKES, ConfigError
 from rptrain.config.resolve import COMMAND_LINE, Resolved
 from rptrain.config.schema import Config
 from rptrain.data import padding
@@ -47,13 +47,13 @@ def machine_and_model(resolved: Resolved) -> tuple[Hardware, Path, ModelSpec]:
     return hardware, model_dir, spec
 
 
-def config_error(refusals: Sequence[Refusal], more: Sequence[str] = (), **named: str) -> ConfigError:
+def config_error(refusals: Sequence[Refusal], more: Sequence[str] = (), heading: str = MISTAKES) -> ConfigError:
     """The error for a refused run, with the mistakes in the order of the file. `more`: lines of advice after them.
-    `named`: arguments of ConfigError.
+    `heading`: as in ConfigError.
     """
     ordered = sorted(refusals, key=lambda refusal: _order(refusal.place))
     mistakes = [(refusal.place, refusal.text) for refusal in ordered]
-    return ConfigError(mistakes, keys=[refusal.key for refusal in ordered], advice=more, **named)
+    return ConfigError(mistakes, keys=[refusal.key for refusal in ordered], advice=more, heading=heading)
 
 
 def _order(place: str) -> tuple[bool, int]:
