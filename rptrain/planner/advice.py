@@ -21,7 +21,7 @@ TIGHT = 1.06  # of the least host memory: what a plan of little memory may take
 
 
 @dataclass(frozen=True)
-class Machine:
+class LargerMachine:
     """The memory with which a config fits after some changes, or as it is.
 
     `host` and `vram`: bytes to install in the host and in each GPU, None if those of the planned machine are enough or
@@ -48,7 +48,7 @@ class Advice:
 
     remedies: tuple[Remedy, ...]
     missing: dict[Kind, int]
-    machines: tuple[Machine, ...] = ()
+    machines: tuple[LargerMachine, ...] = ()
     here: bool = False
     new: bool = True
 
@@ -64,7 +64,7 @@ class Advice:
         lines = [*map(_remedy, self.remedies), *filter(None, map(self._machine, self.machines))]
         return "\n".join((title, *(f"- {line}" for line in lines)))
 
-    def _machine(self, machine: Machine) -> str:
+    def _machine(self, machine: LargerMachine) -> str:
         """The overrides and the memory, and in parentheses what they cost; empty if they say nothing new."""
         sizes = (("--host", machine.host), ("--vram", machine.vram))
         memory = " ".join(f"{flag} {format_size(size)}" for flag, size in sizes if size is not None)
@@ -141,7 +141,7 @@ def advise(
     return Advice(tuple(remedies), missing, (as_is, *smaller), hardware.here, not hardware.saved)
 
 
-def _machine(search: RemedySearch, changes: Changes, hardware: Hardware) -> Machine:
+def _machine(search: RemedySearch, changes: Changes, hardware: Hardware) -> LargerMachine:
     """The memory for a config with these changes."""
     case = search.case(changes)
     assert case is not None
@@ -169,7 +169,7 @@ def _machine(search: RemedySearch, changes: Changes, hardware: Hardware) -> Mach
         "disk space": 0 if memory.disk is None else memory.disk.missing,
     }
     changes = in_order((*changes, *limits))
-    return Machine(
+    return LargerMachine(
         changes,
         tuple(change.cost(search.config) for change in changes),
         installed_for(host, hardware.devices) if host > (hardware.host_most or host) else None,
