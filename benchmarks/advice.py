@@ -101,7 +101,8 @@ def checked(given: Sequence[str], flags: MachineFlags, nodes: Nodes | None = Non
 
 
 def main(models: Sequence[Model], gpus: Sequence[int], hosts: Sequence[str], out: Path) -> None:
-    with ProcessPoolExecutor(min(len(models), cores()), get_context("spawn")) as pool:
+    forked = get_context("fork")  # a spawned process would not find this module, as the root is not on the path
+    with ProcessPoolExecutor(min(len(models), cores()), forked) as pool:
         plans = [plan for found in pool.map(plans_of, models, repeat(gpus), repeat(hosts)) for plan in found]
     out.write_text(json.dumps({"commit": commit(), "overrides": STEP, "plans": plans}, indent=1) + "\n")
     print("\n".join(table(plans)))
