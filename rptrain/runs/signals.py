@@ -15,6 +15,7 @@ from ctypes import CDLL
 from types import FrameType
 from typing import Any
 
+from rptrain.utils import hidden_cursor
 from rptrain.utils.native import library as native_library
 from rptrain.utils.native_watchdog import Ending, NativeWatchdog
 from rptrain.utils.phases import phase
@@ -155,10 +156,12 @@ class Signals:
         self._times[number] = now
         self.received += 1
         if self.received >= THIRD and self.native is None:
+            hidden_cursor.restore()
             os._exit(INTERRUPTED)
         if self._shields:
             return
         if self._at_once:
+            hidden_cursor.restore()
             with suppress(OSError):
                 os.write(2, b"\ninterrupted\n")
             os._exit(INTERRUPTED)

@@ -2,11 +2,13 @@
 
 import os
 import sys
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 
+from rptrain.utils import hidden_cursor
 from rptrain.utils.text import is_terminal, printable
 
 ENDLESS = 100_000  # columns: no line is that long
@@ -55,12 +57,16 @@ class TerminalBar:
             self._bar.update(self._task, completed=done, total=total, description=text)
 
     def _show(self) -> None:
-        if self._bar is not None:
+        if self._bar is not None and not self._bar.live.is_started:
+            with suppress(OSError, ValueError):  # a file without a descriptor
+                hidden_cursor.descriptors.add(self._console.file.fileno())
             self._bar.start()
 
     def _hide(self) -> None:
         if self._bar is not None and self._bar.live.is_started:
             self._bar.stop()
+            with suppress(OSError, ValueError):
+                hidden_cursor.descriptors.discard(self._console.file.fileno())
 
     def note(self, text: str) -> None:
         """Prints a line, above the bar if there is one. The work continues if the line cannot be printed."""

@@ -20,6 +20,7 @@
 enum { STALLED, INTERRUPTED, ENDS };
 enum { SIGNALS = 3, LOOK = 500, TAIL = 65536 }; /* LOOK: milliseconds between two looks at the clock */
 #define LATE 1000000000 /* nanoseconds by which a look is late if the whole process was stopped: SIGSTOP, a paused host */
+#define SHOW_CURSOR "\x1b[?25h"
 #define TOGETHER 200000000 /* nanoseconds within which the same signal counts once, as in runs/signals.py */
 #define WRITING 1000000000                      /* nanoseconds that an end may write: a dead disk may never return */
 
@@ -70,6 +71,9 @@ static void cut(int file)
 static void *write_end(void *given)
 {
     const End *end = given;
+    for (int file = 1; file <= 2; file++) /* a bar may hide the cursor */
+        if (isatty(file))
+            put(file, SHOW_CURSOR, strlen(SHOW_CURSOR));
     put(2, end->message, strlen(end->message));
     if (end->path) {
         int file = open(end->path, O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);

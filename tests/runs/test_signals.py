@@ -221,6 +221,55 @@ with PROCESS.importing() if {bool(begin)} else nullcontext():
     assert (process.returncode, process.stderr) == (130, b"\ninterrupted\n")
 
 
+# A process with a bar on its terminal, which waits for signals.
+BAR = """
+import time
+from contextlib import nullcontext
+from rptrain.runs.signals import PROCESS
+from rptrain.utils import phases
+from rptrain.utils.native_watchdog import NativeWatchdog
+from rptrain.utils.phase_display import PhaseDisplay
+PROCESS.install({native})
+PROCESS.begin()
+phases.SHORT = 0.0
+with PhaseDisplay(), PROCESS.{context}(), phases.phase("loading libraries", unit=""):
+    while True:
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    ("context", "signals", "watched"),
+    [
+        ("importing", 1, False),
+        ("shielded", 3, False),
+        pytest.param("shielded", 3, True, marks=native),
+    ],
+)
+def test_a_terminal_has_its_cursor_after_a_process_that_ends_at_once(context: str, signals: int, watched: bool):
+    program = BAR.format(context=context, native="NativeWatchdog.load()" if watched else None)
+    ours, theirs = os.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", program], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while b"loading libraries" not in shown:
+            shown += os.read(ours, 4096)
+        for number in KINDS[:signals]:
+            process.send_signal(number)
+        with suppress(OSError):  # EIO: the process has ended
+            while part := os.read(ours, 4096):
+                shown += part
+        assert process.wait() == 130
+    finally:
+        process.kill()
+        os.close(ours)
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
+
+
 def test_an_interrupt_is_not_lost_in_a_deletion():
     program = """
 import signal, time
