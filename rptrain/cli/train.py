@@ -4,12 +4,12 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from rptrain.cli.complete import config_keys
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, keep_allocator_tidy
 from rptrain.runs.signals import PROCESS
+from rptrain.utils.console import console
 from rptrain.utils.phase_display import PhaseDisplay
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def train(
             find(resolved, warn=False)  # a run looks for it again, once torch is there
         keep_allocator_tidy()
         shown = not as_json and (launch is None or launch.rank == 0)
-        with PhaseDisplay(shown=shown, console=Console()), PROCESS.importing():
+        with PhaseDisplay(shown=shown, console=console()), PROCESS.importing():
             from rptrain.train.run import train as run
         trained = run(resolved, quiet=as_json, watchdog=watchdog)
         if as_json and (launch is None or launch.rank == 0):

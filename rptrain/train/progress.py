@@ -16,6 +16,7 @@ from rptrain.runs.lanes import Phase
 from rptrain.runs.loss_change import finished_sentence
 from rptrain.runs.pace import REPORTS, SHORTEST
 from rptrain.runs.view import RunView
+from rptrain.utils.console import console as standard_console
 from rptrain.utils.phase_display import PhaseDisplay
 from rptrain.utils.phases import Phase as LongPhase
 from rptrain.utils.units import format_duration, format_loss, format_rate
@@ -27,7 +28,7 @@ class ProgressDisplay(PhaseDisplay):
     """Shows the progress of training and its long phases: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
 
     def __init__(self, total_steps: int, *, quiet: bool = False, console: Console | None = None) -> None:
-        super().__init__(shown=not quiet, console=console or Console(), transient=False, environment={})
+        super().__init__(shown=not quiet, console=console or standard_console(), transient=False, environment={})
         self._total = total_steps
         self._recent: deque[Step] = deque(maxlen=REPORTS)  # reported steps, over which the pace is measured
         self._done = 0

@@ -4,8 +4,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from rich.console import Console
-
 from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
 from rptrain.planner.refusals import check_trackers
@@ -23,6 +21,7 @@ from rptrain.train.telemetry import Telemetry
 from rptrain.train.trackers import Trackers
 from rptrain.train.trainer import Trainer
 from rptrain.train.watchdog import Watchdog, Watched
+from rptrain.utils.console import console
 from rptrain.utils.phase_display import PhaseDisplay
 
 PATIENCE = 60.0  # most seconds to wait for the telemetry or a tracker, neither of which is needed to train
@@ -41,7 +40,7 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
     begun: Begun | None = None
     shown = not quiet and (launch is None or launch.rank == 0)
     with PROCESS.handled(), ExitStack() as stack, ExitStack() as preparing:
-        preparing.enter_context(PhaseDisplay(shown=shown, console=Console()))
+        preparing.enter_context(PhaseDisplay(shown=shown, console=console()))
         watchdog = watchdog or stack.enter_context(Watchdog())
         watchdog.configure(resolved.config.engine.stall_timeout, resolved.config.engine.stall_action)
         group = stack.enter_context(joined(launch, watchdog))

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -15,12 +16,25 @@ ENDLESS = 100_000  # columns: no line is that long
 WIDEST = 24  # columns of a bar; a narrow terminal has less of it, and the whole text
 
 
+def console(*, stderr: bool = False, highlight: bool = True, width: int | None = None) -> Console:
+    """Standard output or error, as wide as the terminal, or as the variable COLUMNS if that is a positive integer."""
+    return Console(stderr=stderr, highlight=highlight, width=width, _environ=_environment())
+
+
 def output() -> Console:
     """Standard output. Lines are wrapped and cells of tables cut to the width of a terminal, or to that of the
     variable COLUMNS; a pipe or a file gets them whole.
     """
-    whole = not is_terminal(sys.stdout) and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=ENDLESS if whole else None)
+    whole = not is_terminal(sys.stdout) and "COLUMNS" not in _environment()
+    return console(highlight=False, width=ENDLESS if whole else None)
+
+
+def _environment() -> Mapping[str, str]:
+    """The environment without a COLUMNS that is not a positive integer: rich takes 0 for the width."""
+    columns = os.environ.get("COLUMNS", "1")
+    if columns.isdecimal() and int(columns) > 0:
+        return os.environ
+    return {name: value for name, value in os.environ.items() if name != "COLUMNS"}
 
 
 class TerminalBar:

@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 
 from rptrain.utils.console import TerminalBar
+from rptrain.utils.console import console as standard_console
 from rptrain.utils.phases import Phase, current
 
 LONG = 10.0  # seconds after which a phase that has ended has a line
@@ -33,7 +34,7 @@ class PhaseDisplay(TerminalBar):
         transient: bool = True,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        super().__init__(console or Console(stderr=True), shown=shown, transient=transient)
+        super().__init__(console or standard_console(stderr=True), shown=shown, transient=transient)
         self._period = float(environment.get(PERIOD_KEY, PERIOD))
         self._at: Phase | None = None  # the phase that was shown last
         self._root: Phase | None = None  # of the last line
