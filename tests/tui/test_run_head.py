@@ -81,3 +81,15 @@ async def test_a_long_phase_is_shown_in_place_of_the_numbers(tmp_path: Path, wid
         head.show(view, view.state)
         await pilot.pause()
         assert widget_text(head).splitlines()[1].rstrip() == shown
+
+
+@driven
+@pytest.mark.parametrize("state", ["dead", "failed", "replay"])
+async def test_no_phase_is_shown_of_a_process_that_does_not_run(tmp_path: Path, state: str):
+    view = RunView(make_run(tmp_path, "support", steps=5, total=2000))
+    view.recent.append(replace(view.recent[-1], work=WORK))
+    head = run_head.RunHead()
+    async with Page(head).run_test(size=(90, 4)) as pilot:
+        head.show(view, state)
+        await pilot.pause()
+        assert WORK.text not in widget_text(head) and "loss" in widget_text(head).splitlines()[1]

@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from textual.content import Content
 
 from rptrain.runs.events import describe_score
-from rptrain.runs.view import RunView
+from rptrain.runs.view import ENDED, RunView
 from rptrain.tui.widgets.bars import bar
 from rptrain.tui.widgets.line_widget import LineWidget
 from rptrain.utils.text import clipped, one_line
@@ -76,7 +76,7 @@ class RunHead(LineWidget):
         """The metrics, or a long phase."""
         if state == "starting":
             return _start(view)
-        if (now := view.now) is None or (work := now.work) is None or state == "replay":
+        if (now := view.now) is None or (work := now.work) is None or state in (*ENDED, "replay"):
             return self._numbers(view)
         text = clipped(one_line(work.text), self.size.width)
         room = min(self.size.width - cell_len(text) - 1, WORK)
