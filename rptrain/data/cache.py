@@ -28,7 +28,7 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.files import file_sha256, open_regular
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import from_environment, writable_place
-from rptrain.utils.private import Untrusted, make_own_folder, open_own
+from rptrain.utils.private import Untrusted, close_own_folder, make_own_folder, open_own
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,10 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
     """Writes documents as they arrive; `tally` is complete after the last. Raises UserError if that fails."""
     try:
         writable_place(folder)
-        make_own_folder(folder)
+        if _is_default(folder):
+            close_own_folder(folder.resolve())  # which may be a link to another disk
+        else:
+            make_own_folder(folder)  # that of data.cache_dir may be shared
         _clean(folder)
         with NamedTemporaryFile(dir=folder, prefix=f".{key}-", suffix=PARTIAL, delete=False) as file:
             try:
@@ -162,6 +165,12 @@ def store(folder: Path, key: str, documents: Iterable[Document], tally: Tally) -
         return stream
     except OSError as error:
         raise _not_written(folder, error) from error
+
+
+def _is_default(folder: Path) -> bool:
+    with suppress(UserError):  # an unknown home directory
+        return folder == default_folder()
+    return False
 
 
 def _not_written(folder: Path, error: OSError) -> UserError:

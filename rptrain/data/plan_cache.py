@@ -24,7 +24,7 @@ from rptrain.data.folders import choose
 from rptrain.data.loader import is_file_set
 from rptrain.data.template import load_template
 from rptrain.utils.file_state import states_of
-from rptrain.utils.private import Untrusted, check_own, make_own_folder, read_own
+from rptrain.utils.private import close_own_folder, own_folder, read_own
 from rptrain.utils.replacing import replace_file
 
 FOLDER = "plans"
@@ -79,8 +79,8 @@ def load(path: Path) -> DataChecks | None:
     its folder, where they could give it another name.
     """
     try:
-        check_own(path.parent, path.parent.stat())
-        return _CHECKED.validate_json(read_own(path))
+        with own_folder(path.parent):
+            return _CHECKED.validate_json(read_own(path))
     except (OSError, ValueError):
         return None
 
@@ -92,23 +92,10 @@ def store(path: Path, checks: DataChecks) -> None:
     """
     with suppress(OSError, ValueError):
         content = _CHECKED.dump_json(checks)
-        make_own_folder(path.parent)
-        _close(path.parent)
+        close_own_folder(path.parent, "*.json")
         replace_file(path, content, 0o600)
         for old in sorted(path.parent.glob("*.json"), key=os.path.getmtime)[:-KEPT]:
             old.unlink()
-
-
-def _close(folder: Path) -> None:
-    """Closes this user's folder to others, and deletes what they may have put there. Untrusted if it is another's."""
-    try:
-        check_own(folder, folder.stat())
-    except Untrusted:
-        if folder.stat().st_uid != os.geteuid():
-            raise
-        folder.chmod(0o700)
-        for file in folder.glob("*.json"):
-            file.unlink()
 
 
 def _pyarrow() -> str | None:

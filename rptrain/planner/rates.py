@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from rptrain.data import cache
 from rptrain.schedule.machine import MeasuredRates, Rates
 from rptrain.utils.errors import UserError, describe
-from rptrain.utils.private import Untrusted, make_own_folder, read_own
+from rptrain.utils.private import Untrusted, close_own_folder, read_own
 from rptrain.utils.replacing import replace_file
 
 FILE = "rates.json"
@@ -126,7 +126,7 @@ def keep(gpus: Iterable[GpuRates] = (), links: Iterable[LinkRates] = ()) -> str 
     content = TypeAdapter(_Content).dump_json(kept, indent=2)
     try:
         path = _path()
-        make_own_folder(path.parent)
+        close_own_folder(path.parent.resolve())  # which may be a link to another disk
         replace_file(path, content, 0o644)
     except (OSError, UserError) as error:
         return describe(error)

@@ -10,8 +10,8 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -19,11 +19,11 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.paths import from_environment
+from rptrain.utils.private import check_own, close_own_folder, own_folder
 
 KEPT = 4000  # entries; the oldest are deleted
 RECENT = 3.0  # seconds after a change in which no entry is made: some file systems count time in seconds
 MAX_ENTRY = 64 << 20  # bytes
-OTHERS = stat.S_IWGRP | stat.S_IWOTH  # the right of others to write
 
 
 def folder() -> Path:
@@ -33,7 +33,7 @@ def folder() -> Path:
 
 def kept_digests(file: Path, state: FileState) -> dict[str, str]:
     """The digests of a file with this state, by what they cover; empty if there are none."""
-    with suppress(OSError, UserError, ValueError, RecursionError), _private_folder(folder()) as place:
+    with suppress(OSError, UserError, ValueError, RecursionError), own_folder(folder()) as place:
         content = _read(_name(file, state), place)
         found = json.loads(content, object_pairs_hook=unique_keys)
         if isinstance(found, dict) and all(isinstance(value, str) for value in found.values()):
@@ -51,10 +51,8 @@ def keep_digests(file: Path, state: FileState, digests: Mapping[str, str]) -> No
     content = json.dumps({**kept_digests(file, state), **digests}).encode()
     with suppress(OSError, UserError):
         path = folder()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        with _private_folder(path) as place:
+        close_own_folder(path, "*.json")
+        with own_folder(path) as place:
             _write(_name(file, state), content, place)
             _prune(place)
 
@@ -64,27 +62,11 @@ def _name(file: Path, state: FileState) -> str:
     return f"{sha256(described).hexdigest()}.json"
 
 
-@contextmanager
-def _private_folder(path: Path) -> Iterator[int]:
-    """A descriptor of a folder that only the user can write; otherwise PermissionError. It may not be a link."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        _check_private(os.fstat(descriptor))
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _check_private(found: os.stat_result) -> None:
-    if found.st_uid != os.geteuid() or found.st_mode & OTHERS:
-        raise PermissionError
-
-
 def _read(name: str, place: int) -> bytes:
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
     with open(descriptor, "rb") as stream:
         found = os.fstat(descriptor)
-        _check_private(found)
+        check_own(name, found)
         if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_ENTRY:
             raise PermissionError
         return stream.read(MAX_ENTRY)

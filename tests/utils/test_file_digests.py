@@ -133,7 +133,24 @@ def test_what_others_can_write_or_is_damaged_counts_as_missing(
     change(place)
     assert kept(file) == {}
     keep(file, whole="a")  # and does not fail
-    assert kept(file) == ({"whole": "a"} if change in (*DAMAGED, open_the_entry, link_the_entry) else {})
+    assert kept(file) == ({} if change is link_the_folder else {"whole": "a"})
+
+
+def test_a_folder_that_others_may_write_to_is_closed_and_emptied(place: Path, file: Path, tmp_path: Path) -> None:
+    """Its entries may have been renamed."""
+    keep(file, whole="a")
+    (before,) = place.iterdir()
+    place.chmod(0o770)
+    other = tmp_path / "other"
+    other.write_bytes(b"content")
+    keep(other, whole="b")
+    assert place.stat().st_mode & 0o777 == 0o700 and not before.exists()
+    assert kept(file) == {} and kept(other) == {"whole": "b"}
+
+
+def test_the_folder_above_is_closed_to_others_too(place: Path, file: Path) -> None:
+    keep(file, whole="a")
+    assert place.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_another_users_folder_is_not_trusted(place: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from rptrain.utils.private import Untrusted, check_own, make_own_folder, read_own
+from rptrain.utils.private import Untrusted, check_own, close_own_folder, make_own_folder, own_folder, read_own
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,38 @@ def test_new_folders_are_closed(tmp_path):
     for place in ("file", "file/a"):
         with pytest.raises(OSError):
             make_own_folder(tmp_path / place)
+
+
+def test_folders_that_others_may_write_to_are_closed(tmp_path):
+    folder = tmp_path / "a/b"
+    close_own_folder(folder)
+    (folder / "x.json").touch()
+    (folder / "x.txt").touch()
+    close_own_folder(folder, "*.json")
+    assert (folder / "x.json").exists(), "nobody else could write there"
+    for mode in (0o770, 0o707):
+        folder.chmod(mode)
+        with pytest.raises(Untrusted, match=r"may be written by other users"), own_folder(folder):
+            pass
+        close_own_folder(folder, "*.json")
+        with own_folder(folder) as place:
+            assert os.listdir(place) == ["x.txt"]
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (tmp_path / "link").symlink_to(folder)
+    for refused in (own_folder(tmp_path / "link"), own_folder(tmp_path / "none")):
+        with pytest.raises(OSError), refused:
+            pass
+
+
+@pytest.mark.parametrize("uid", [0, 1001])
+def test_another_users_folder_stays_as_it_is(tmp_path, monkeypatch, uid):
+    """Root's, too: it has no entries of this user's."""
+    tmp_path.chmod(0o775)
+    status = os.stat_result((stat.S_IFDIR | 0o755, 1, 1, 1, uid, uid, 9, 0, 0, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 1000)
+        patch.setattr(os, "fstat", lambda descriptor: status)
+        close_own_folder(tmp_path)
+        with pytest.raises(Untrusted, match=f"belongs to another user .uid {uid}."), own_folder(tmp_path):
+            pass
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o775
