@@ -7,6 +7,8 @@ from typing import Any, cast
 from textual.app import App
 from textual.events import Event, InputEvent, Paste
 
+ROUNDS = 1000  # of the event loop, at most, between two pieces of input: something may never rest
+
 
 class Turns:
     """Holds input back until everything that the input before it set off has run, except for what waits for time, a
@@ -34,17 +36,21 @@ class Turns:
         return True
 
     async def _give(self) -> None:
-        await _rest()
-        while self._held:
-            self._next = self._held.popleft()
-            self._app.post_message(self._next)
+        try:
             await _rest()
-        self._next = self._giving = None
+            while self._held:
+                self._next = self._held.popleft()
+                self._app.post_message(self._next)
+                await _rest()
+        finally:
+            self._next = self._giving = None
 
 
 async def _rest() -> None:
-    """Returns once nothing else is ready to run in this event loop."""
+    """Returns once nothing else is ready to run in this event loop, or after ROUNDS."""
     loop = cast(Any, asyncio.get_running_loop())  # asyncio has no public name for this
     await asyncio.sleep(0)
-    while loop._ready:
+    for _ in range(ROUNDS):
+        if not getattr(loop, "_ready", ()):  # other loops have none: there, input may act too early
+            return
         await asyncio.sleep(0)
