@@ -53,7 +53,7 @@ def clean(
         from rptrain.runs.run_dir import resolve_config
 
         settings = resolve_config(config).config if config else None
-        with PhaseDisplay():
+        with PhaseDisplay(shown=not as_json):
             with PROCESS.importing():
                 from rptrain.data.clean import clean
 

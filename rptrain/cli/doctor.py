@@ -18,7 +18,7 @@ def doctor(
     Measures how fast the GPUs multiply matrices and transfer data. Later plans use these rates.
     """
     with exit_codes():
-        with PhaseDisplay(), phase("examining the machine", unit=""):
+        with PhaseDisplay(shown=not as_json), phase("examining the machine", unit=""):
             from rptrain.doctor.checks import lines
             from rptrain.doctor.examine import examine
 

@@ -95,7 +95,7 @@ def generate(
         from rptrain.runs.named import named_source
 
         path = named_source(source, RUNS)
-        with PhaseDisplay(), phase("preparing the answer", unit=""):
+        with PhaseDisplay(shown=not as_json), phase("preparing the answer", unit=""):
             with PROCESS.importing():
                 from rptrain.inference.generate import Request, generate_text, stream_text
                 from rptrain.planner.room import free_room
