@@ -49,7 +49,7 @@ class Phase:
     root: "Phase | None" = None  # the outermost phase that it is part of
 
     def add(self, count: int = 1) -> None:
-        """So much more is done. Any thread may call this, once per piece of megabytes rather than per row."""
+        """Count this much more as done. Any thread may call this, once per piece of megabytes rather than per row."""
         with _counting:
             self.done += count
 

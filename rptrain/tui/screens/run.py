@@ -100,7 +100,7 @@ class RunScreen(Screen[None]):
         ("x", "save and stop, after a question"),
         ("r", "resume a run that ended early"),
         ("n", "a new run with its settings"),
-        ("e", "export the last checkpoint"),
+        ("e", "export the result"),
         ("c", "talk to the trained model"),
         ("v", "replay from the beginning, or leave the replay"),
         ("+ -", "the replay's speed"),

@@ -71,7 +71,7 @@ class Runs(Screen[None]):
         ("x", "over steps, tokens or training time"),
         ("t", "the table of a comparison alone, or with the curves"),
         ("r", "resume a run that ended early"),
-        ("e c", "export its last checkpoint; talk to its model"),
+        ("e c", "export its result; talk to its model"),
         ("n", "a new run with its settings"),
         ("d", "delete it, after a question"),
         ("/", "only runs with words in name, state or model; esc: all"),
