@@ -111,7 +111,8 @@ def test_a_long_phase_is_recorded_while_it_lasts(tmp_path, quick, monkeypatch):
     with Telemetry(tmp_path, (), print, check):
         with phases.phase("reading weights", 100) as reading:
             reading.add(25)
-            tools.wait_for(lambda: any(shot.work for shot in written(tmp_path)))
+            wanted = Work("reading weights: 25 B of 100 B, 25%", 0.25)
+            tools.wait_for(lambda: any(shot.work == wanted for shot in written(tmp_path)))
         before = len(written(tmp_path))
         tools.wait_for(lambda: len(written(tmp_path)) > before + 2)
     works = [shot.work for shot in snapshots(tmp_path)]
