@@ -105,14 +105,16 @@ def phase(name: str, total: int | None = None, unit: str = BYTES, *, reads: bool
 @contextmanager
 def during(entered: Phase) -> Iterator[Phase]:
     """The process is in this phase, which may have begun before, as long as the context lasts."""
-    outer = _open[0] if _open else entered
-    entered.root = entered.root or outer
-    _open.append(entered)
+    with _counting:  # another thread may end a phase
+        outer = _open[0] if _open else entered
+        entered.root = entered.root or outer
+        _open.append(entered)
     try:
         yield entered
         entered.complete = True
     finally:
-        _open.remove(entered)
+        with _counting:
+            _open.remove(entered)
         entered.ended = monotonic()
 
 
