@@ -194,7 +194,7 @@ async def test_a_plan_is_not_shown_for_other_settings_than_its_own(make: Made):
         burst(app, *STEPS, "7")
         await acted(pilot)
         text = await screen_after(pilot)
-        assert "planning …; the plan before this:" in text and "8.42 s per step" in text
+        assert "planning … (previous plan below)" in text and "8.42 s per step" in text
         burst(app, "ctrl+home", *"own")
         await acted(pilot)
         await until(pilot, lambda: "weights bfloat16 (was float32)" in notified(app))

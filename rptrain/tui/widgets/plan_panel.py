@@ -98,7 +98,7 @@ class PlanPanel(Widget):
 
     def _verdict(self, planned: Planned) -> Content:
         if self.busy:
-            return Content.styled("planning …; the plan before this:", "$muted")
+            return Content.styled("planning … (previous plan below)", "$muted")
         if planned.fits:
             return Content.styled("✓ fits", "bold $success")
         return Content.styled(f"✗ {'does not fit' if planned.too_large else 'cannot start'}", "bold $error")
