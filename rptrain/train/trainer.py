@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from rptrain.train.setup import initial_hashes, load_weights, open_engine, start
 from rptrain.train.telemetry import Telemetry, slots
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import TrainingError
+from rptrain.utils.phases import Phase as LongPhase
 from rptrain.utils.phases import during, phase
 from rptrain.utils.text import counted
 from rptrain.utils.units import format_score
@@ -57,6 +58,7 @@ class _RunningStep:
     learning_rate: float
     loss: PendingLoss
     update: Pending
+    first: LongPhase | None  # if it is the first of an engine
 
 
 class Trainer:
@@ -205,22 +207,20 @@ class Trainer:
         """Start a step, which counts from 0, without waiting for it."""
         rate = self._learning_rate(step)
         batch = self._job.batches.batch(step)
+        first = first_step(engine) if step == self._done else None
         loss, update = engine.forward_backward(batch), engine.step(rate)
-        return _RunningStep(step + 1, batch, rate, loss, update)
+        return _RunningStep(step + 1, batch, rate, loss, update, first)
 
     def _report(self, engine: Engine) -> None:
         """Wait for the step that runs, if any, and record it."""
         if self._running is None:
             return
         done, self._running = self._running, None
-        if done.step == self._done + 1:
-            with during(first_step(engine)):
-                loss, update = done.loss.result(), done.update.result()
-        else:
+        with nullcontext() if done.first is None else during(done.first):
             loss, update = done.loss.result(), done.update.result()
         seconds = self._step_times.finished()
         made, self._made = self._made, COMPILED.made
-        warm_up = COMPILED.made > made or done.step == self._done + 1  # the first step of an engine
+        warm_up = COMPILED.made > made or done.first is not None
         speed = self._throughput.finished(done.batch.tokens, warm_up=warm_up)
         numbers = StepNumbers.of(done.step, loss, done.learning_rate, update.grad_norm, speed, seconds)
         self._telemetry.last = numbers

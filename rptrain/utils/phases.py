@@ -20,7 +20,10 @@ SHORT = 2.0  # seconds: a phase that takes no longer is not shown
 FIRST = 1.0  # seconds after which the time that is left is estimated
 BYTES = "B"
 
-_LINE = re.compile(r"[a-z-]+ing\b.*: \d")  # see `Phase.sentence`
+_COUNT = r"\d[\d.,]* ?[A-Za-z]*(?: of \d[\d.,]* [A-Za-z]+)?(?:/s)?"  # of bytes, rows or a rate
+_TIME = r"(?:\d+ [smhd] ?){1,2}(?:left)?"
+_PART = rf"(?:\d{{1,3}}%|{_TIME}|\d[\d,]* of \d[\d,]* [a-z]+|{_COUNT})"
+_LINE = re.compile(rf"[a-z-]+ing\b.*: {_PART}(?:, {_PART})*")  # see `Phase.sentence`
 _PERCENT = re.compile(r", (\d{1,3})%(?:, |$)|: (\d{1,3})%(?:, |$)")
 _open: list["Phase"] = []  # those that last, outermost first
 _counting = threading.Lock()
@@ -135,7 +138,7 @@ def read(nbytes: int) -> None:
 
 def is_sentence(line: str) -> bool:
     """Whether a line of a process's output is a `Phase.sentence`."""
-    return _LINE.match(line) is not None
+    return _LINE.fullmatch(line) is not None
 
 
 def share_in(sentence: str) -> float | None:

@@ -135,7 +135,7 @@ def test_a_run_of_two_steps_reports_the_speed_of_all_and_has_none_for_later_plan
     tools.write_model(tmp_path / "model")
     run = tools.train_here(tmp_path, "train.max_steps=2")
     first, second = tools.events(run, events.Step)
-    assert first.warm_up and second.warm_up and second.tokens_per_second > first.tokens_per_second > 0
+    assert first.warm_up and second.warm_up and min(first.tokens_per_second, second.tokens_per_second) > 0
     view = RunView(run.path)
     assert view.tokens_per_second is None and view.average_tokens_per_second == second.tokens_per_second
     lines = [progress.describe([step], 2) for step in (first, second)]

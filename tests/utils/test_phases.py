@@ -44,6 +44,7 @@ def test_sentences(clock: Clock, given: tuple[str, int, str], sentence: str, sha
     assert is_sentence(sentence) and share_in(sentence) == share
     assert "took 10 s" in one.summary() and not is_sentence(one.summary())
     assert not is_sentence("reading a.jsonl: no such file") and not is_sentence("a warning: 3 rows")
+    assert not is_sentence("warning: 3 rows were skipped") and not is_sentence("training: 3 mistakes in the config")
 
 
 def test_the_innermost_phase_that_lasts_is_shown(clock: Clock):
