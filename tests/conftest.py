@@ -14,6 +14,7 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != RO
 
 # torch computes with one thread, in child processes too: results must not depend on the number of cores.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["RPTRAIN_PHASE_PERIOD"] = "0"  # a slow machine adds no lines to the output of commands
 
 import torch  # noqa: E402 - the path and the number of threads come first
 

@@ -46,7 +46,6 @@ from rptrain.schedule.plan import Plan
 from rptrain.train.job import Job
 from rptrain.train.run import train
 from rptrain.train.trainer import Trainer
-from rptrain.utils.phases import is_sentence
 
 PRESET = registry.PRESETS / "tiny-tasks"
 SMALL = {
@@ -123,11 +122,6 @@ def command(*arguments: str | Path, environment: Mapping[str, str] | None = None
     line = [sys.executable, "-P", "-m", "rptrain", *map(str, arguments)]
     own = os.environ | {"OMP_NUM_THREADS": "2"} | (environment or {})  # 2: torch's own default, unlike in other tests
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
-
-
-def without_phases(output: str) -> str:
-    """The output of a command without the phases that it shows on a slow machine."""
-    return "".join(line for line in output.splitlines(keepends=True) if not is_sentence(line))
 
 
 def invoke(*arguments: str | Path) -> Result:

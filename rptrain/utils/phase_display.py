@@ -15,7 +15,7 @@ from rptrain.utils.phases import Phase, current
 
 LONG = 10.0  # seconds after which a phase that has ended has a line
 PERIOD = 10.0  # seconds between two lines of a phase where there is no terminal
-PERIOD_KEY = "RPTRAIN_PHASE_PERIOD"  # of the environment: another PERIOD, which the interface sets
+PERIOD_KEY = "RPTRAIN_PHASE_PERIOD"  # of the environment: another PERIOD, which the interface sets; 0: no lines
 LOOK = 0.25  # seconds between two looks
 PARTS = 1000  # of the bar
 
@@ -49,11 +49,11 @@ class PhaseDisplay(TerminalBar):
             before, now = self._at, current()
             if before is not None and before is not now and before.ended is not None:
                 self._at = None
-                if before.complete and before.seconds >= LONG:
+                if before.complete and before.seconds >= LONG and (self._has_bar or self._period):
                     self.note(before.summary())
             if self._has_bar and (now or before) is not None:
                 self._draw_phase(now)
-            elif not self._has_bar and now is not None and self._is_due(now):
+            elif not self._has_bar and self._period and now is not None and self._is_due(now):
                 self.note(now.sentence())
             self._at = now or self._at
 

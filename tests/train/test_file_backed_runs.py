@@ -140,7 +140,7 @@ def test_mistakes_end_with_2(folder):
     ):
         for command in ("plan", "train"):
             result = tools.invoke(command, "--config", folder / "run.toml", MAP, *overrides)
-            assert result.exit_code == 2 and message in result.output, result.output
+            assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
     result = tools.invoke("bench", "--config", folder / "run.toml", MAP, "lora.r=2")
     assert result.exit_code == 2 and "as every model in `rptrain bench`" in result.output
 

@@ -112,3 +112,9 @@ def test_results_do_not_move_from_standard_output_to_the_bar(shown: Shown, monke
         shown.last(one, 3)
         print("a result")
     assert results.getvalue() == "a result\n"
+
+
+def test_no_lines_where_the_period_is_0(shown: Shown):
+    with shown.open(environment={PERIOD_KEY: "0"}), phase("reading data", 100, "row") as one:
+        shown.last(one, 30)
+    assert not shown.lines
