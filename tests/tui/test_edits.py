@@ -48,7 +48,7 @@ def test_values_that_change_with_the_model_are_named_with_those_before(tmp_path:
     told = edits.replaced()
     for change in ("sequence length 128 (was 26)", "max steps unset (was 1500)", "learning rate 1e-5 (was 2e-3)"):
         assert change in told
-    assert "micro-batch" not in told and edits.replaced() == ""
+    assert "micro-batch" not in told and "name" not in told and edits.replaced() == ""
     edits.take({"model.path": "another"})
     edits.take({"model.path": "own"})
     assert edits.replaced() == ""

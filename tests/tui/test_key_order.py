@@ -194,11 +194,11 @@ async def test_a_plan_is_not_shown_for_other_settings_than_its_own(make: Made):
         burst(app, *STEPS, "7")
         await acted(pilot)
         await until(pilot, lambda: "planning … (previous plan below)" in screen_text(app))
-        assert "8.42 s per step" in screen_text(app)
+        assert "2 checkpoints of 45.0 GiB" in screen_text(app)
         burst(app, "ctrl+home", *"own")
         await acted(pilot)
         await until(pilot, lambda: "weights bfloat16 (was float32)" in notified(app))
-        await until(pilot, lambda: "8.42 s per step" not in screen_text(app))
+        await until(pilot, lambda: "2 checkpoints of 45.0 GiB" not in screen_text(app))  # below the message
         assert "max steps" not in notified(app)
         helper.answers[heavy.plan] = UserError("about an earlier setting")
         editor = app.screen.query_one("#optim-learning_rate", Entry)

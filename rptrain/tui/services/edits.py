@@ -15,6 +15,7 @@ from rptrain.utils.units import format_count
 
 DATA = "data.train.0.path"
 CHOOSERS = {"model.path", DATA, "train.method"}  # they set the initial values of other settings
+RUN_NAME = "log.run_name"
 
 
 class Refused(NamedTuple):
@@ -82,13 +83,15 @@ class Edits:
         self._replaced.clear()
 
     def replaced(self) -> str:
-        """A message with the settings that changed with the model, the data or the method since the last call."""
+        """A message with the settings that changed with the model, the data or the method since the last call, without
+        the name of the run, which follows every key.
+        """
         before, self._replaced = self._replaced, {}
         now = {key: self.draft.shown(key) for key in before}
         changes = [
             f"{label_of(key)} {now[key] or 'unset'} (was {was or 'unset'})"
             for key, was in before.items()
-            if now[key] != was and key not in self._by_hand
+            if now[key] != was and key not in self._by_hand and key != RUN_NAME
         ]
         return f"Changed with the model, data or method: {', '.join(changes)}" if changes else ""
 
