@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, lru_cache
-from itertools import chain
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -371,8 +370,8 @@ def _check_runs(to: Path, force: bool) -> None:
     for place in sorted(_places(to)):
         if run := next(filter(_is_run, (place, *place.parents)), None):
             raise UserError(f"{to} is in the folder of a run, {run}: choose another directory")
-        held = chain(place.glob("*/"), place.glob("*/*/")) if force else ()  # otherwise anything in it is refused
-        if run := next(filter(_is_run, held), None):
+        configs = place.rglob(RUN_CONFIG) if force else ()  # otherwise anything in it is refused
+        if run := next(filter(_is_run, (config.parent for config in configs)), None):
             raise UserError(f"{to} holds the folder of a run, {run}: choose another directory")
 
 

@@ -83,8 +83,18 @@ def states(run: Path) -> list[State]:
         step, loss = recorded(model) if leads_inside(run, model) else (None, None)
         if step is None:
             step, loss = _recorded_by_events(run)
-        found[step] = replace(found.get(step, State(step)), model=model, loss=loss)
+        same = found.get(step, State(step))
+        if same.checkpoint is None or not _is_newer(same.checkpoint, model):  # else that step was trained once more
+            found[step] = replace(same, model=model, loss=loss)
     return sorted(found.values(), key=lambda state: -1 if state.step is None else state.step, reverse=True)
+
+
+def _is_newer(checkpoint: Path, model: Path) -> bool:
+    """Whether a checkpoint was completed after an exported model, which is exported from one that is complete."""
+    try:
+        return (checkpoint / MANIFEST).stat().st_mtime_ns > (model / MANIFEST).stat().st_mtime_ns
+    except OSError:  # deleted meanwhile, or a model without a manifest
+        return False
 
 
 def step_of(checkpoint: Path) -> int:

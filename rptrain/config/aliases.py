@@ -45,7 +45,8 @@ _ALIASES = {
     "lora.use_rslora": "rslora peft_use_rslora",
     "lora.use_dora": "dora peft_use_dora",
     "lora.modules_to_save": "lora_modules_to_save additional_target",
-    "lora.base": "load_in_4bit load_in_8bit bnb_4bit_quant_type quantization_bit quantize_base qlora fp8_base",
+    "lora.base": "model.quantization load_in_4bit load_in_8bit bnb_4bit_quant_type quantization_bit "
+    "quantize_base qlora fp8_base",
     "lora.target_parameters": "lora_target_parameters",
     "lora.adapter": "adapter_name_or_path lora_model_dir",
     "optim.learning_rate": "lr peak_lr max_lr",
@@ -90,8 +91,8 @@ _TABLES = {
     name: table
     for table, names in {
         "data.train": "dataset datasets train_dataset train_datasets data.dataset data.datasets",
-        "data.val": "test_datasets eval_dataset eval_datasets val_sets eval.sets data.eval data.test data.valid "
-        "data.validation validation",
+        "data.val": "test_datasets eval_dataset eval_datasets val_sets eval.sets eval.dataset eval.datasets "
+        "eval.data data.eval data.test data.valid data.validation validation",
         "train": "training trainer training_args training_arguments",
         "optim": "optimizer optimiser",
         "lora": "peft peft_config lora_config",
@@ -251,11 +252,11 @@ def answer(dotted: str, value: object = None) -> str:
         return advice
     if inside in _KEYS:
         return f"use `{inside}`"
+    if (named := _TABLES.get(inside)) in _KEYS:
+        return f"use `{named}`"
     if key := next((_CANONICAL[name] for name in names if name in _CANONICAL), None):
         key = key.replace("data.train.", f"{table}.") if table == "data.val" else key
         return f"use `{key}`{_with_value(key, leaf, value)}"
-    if (named := _TABLES.get(inside)) in _KEYS:
-        return f"use `{named}`"
     if key := _misspelled(leaf, siblings, 1):
         return f"did you mean `{key}`?"
     if feature := _first(_UNAVAILABLE, (*names, *_unknown_tables(section))):

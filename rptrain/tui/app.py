@@ -64,7 +64,7 @@ class RptrainApp(App[None]):
     def __init__(self, context: Context, attach: Path | None = None) -> None:
         super().__init__()
         self._shared, self._first_run = context, attach
-        self._turns = Turns(self)
+        self._turns = Turns(self, context.readings)
         self._shown_until: dict[str, float] = {}  # when each notice disappears, by a monotonic clock
         if self.no_color:  # removed from the environment, but the trainer needs it too
             context.environment = {**context.environment, "NO_COLOR": "1"}

@@ -11,6 +11,7 @@ from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.helper import Helper
 from rptrain.tui.services.launch import Launched, resume, start
 from rptrain.tui.services.preferences import Preferences
+from rptrain.tui.turns import Readings
 from rptrain.utils.errors import UserError
 
 
@@ -27,6 +28,7 @@ class Context:
     welcome: bool = False  # neither a run nor a config exists yet
     launched: dict[Path, Launched] = field(default_factory=dict)  # processes started here, by folder
     opened: set[Path] = field(default_factory=set)  # runs that were shown
+    readings: Readings = field(default_factory=Readings)
 
     async def start(self, config: Path, output_dir: str, run_name: str) -> Launched:
         """Starts a new run. Raises UserError if it cannot be started."""

@@ -2,25 +2,55 @@
 
 import asyncio
 from collections import deque
-from typing import Any, cast
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar, cast
 
 from textual.app import App
 from textual.events import Event, InputEvent, Paste
 
 ROUNDS = 1000  # of the event loop, at most, between two pieces of input: something may never rest
+LONGEST = 10.0  # seconds for which a reading holds input back: a network folder may never answer
+
+Value = TypeVar("Value")
+
+
+class Readings:
+    """What is read for a screen that opens next, which takes the input that arrives meanwhile."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._over = asyncio.Event()
+
+    async def read(self, function: Callable[..., Value], *given: Any) -> Value:
+        """The result of a function, which runs in a thread."""
+        self._count += 1
+        self._over.clear()
+        try:
+            return await asyncio.to_thread(function, *given)
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._over.set()
+
+    async def end(self) -> None:
+        """Waits until nothing is read, or for LONGEST seconds."""
+        if self._count:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), LONGEST)
 
 
 class Turns:
     """Holds input back until everything that the input before it set off has run, except for what waits for time, a
-    thread or another process.
+    thread other than that of `Readings`, or another process.
 
     Textual hands a key to the widget with the focus; from there it goes through the message queue of each parent, and
     bindings run at the end of that way. A key that follows quickly would be handed to the widget that had the focus
     before them.
     """
 
-    def __init__(self, app: App[Any]) -> None:
-        self._app = app
+    def __init__(self, app: App[Any], readings: Readings) -> None:
+        self._app, self._readings = app, readings
         self._held: deque[Event] = deque()
         self._next: Event | None = None  # handed out by `_give`
         self._giving: asyncio.Task[None] | None = None
@@ -37,13 +67,18 @@ class Turns:
 
     async def _give(self) -> None:
         try:
-            await _rest()
+            await self._acted()
             while self._held:
                 self._next = self._held.popleft()
                 self._app.post_message(self._next)
-                await _rest()
+                await self._acted()
         finally:
             self._next = self._giving = None
+
+    async def _acted(self) -> None:
+        await _rest()
+        await self._readings.end()
+        await _rest()
 
 
 async def _rest() -> None:

@@ -301,7 +301,10 @@ def test_another_run_is_no_place_for_an_export(run, tmp_path, place):
     for force in (False, True):
         with pytest.raises(UserError, match=r"is in the folder of a run, .*/runs/other: choose another directory"):
             export(directory, tmp_path / "runs" / place, force=force)
-    for above in ("runs", "."):
+    (tmp_path / "far/x/y/z").mkdir(parents=True)
+    shutil.copytree(tmp_path / "runs/other", tmp_path / "far/x/y/z/other")
+    before = sorted(tmp_path.rglob("*"))
+    for above in ("runs", ".", "far"):
         with pytest.raises(UserError, match=r"(holds the folder of a run|overlaps the )"):
             export(directory, tmp_path / above, force=True)
     assert sorted(tmp_path.rglob("*")) == before

@@ -1,6 +1,7 @@
 """The result of a run: the best state where that was asked for, else the newest, in a checkpoint or in `model/`."""
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -201,3 +202,12 @@ def test_other_values_of_a_manifest_count_as_unknown(tmp_path, loss):
 def test_a_loss_that_is_too_large_counts_as_unknown(tmp_path):
     run = made(tmp_path / "run", {4: 1.0, 8: 10**400}, best=True)
     assert answering(run)[0].name == "checkpoint-4" and facts(8, 10**400) == {"step": 8}
+
+
+def test_a_model_of_a_step_that_was_trained_once_more_is_old(tmp_path: Path):
+    """From an earlier checkpoint: a damaged one, or one that was deleted, is saved again."""
+    run = made(tmp_path / "run", {4: None, 6: None}, (6, None))
+    assert answering(run)[0].name == "model"
+    model = (run / "model" / MANIFEST).stat()
+    os.utime(run / "checkpoints/checkpoint-6" / MANIFEST, ns=(model.st_atime_ns, model.st_mtime_ns + 1))
+    assert answering(run)[0] == checkpoint_of(run)[0] == run / "checkpoints/checkpoint-6"

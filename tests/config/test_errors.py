@@ -379,6 +379,8 @@ def test_files_that_cannot_be_read(folder):
         ("data.test", "use `data.val`"),
         ("data.eval", "use `data.val`"),
         ("data.valid", "use `data.val`"),
+        ("eval.dataset", "use `data.val`"),
+        ("model.quantization", "use `lora.base`"),
         ("validation", "use `data.val`"),
         ("data.validation.0.path", "use `data.val.path`"),
         ("data.validation.0.type", "use `data.val.format`"),

@@ -1,6 +1,7 @@
 """Input acts in the order in which it came, in every form and list, also while a plan is computed."""
 
 import asyncio
+import threading
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from rptrain.tui.app import RptrainApp
+from rptrain.tui.screens.ask_path import AskTarget
 from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.screens.picker import Picker
 from rptrain.tui.screens.runs import Runs
@@ -152,6 +154,30 @@ async def test_keys_of_lists_and_of_a_conversation_act_in_order(
         chat = app._shared.chat
         assert chat is not None and chat.run.name == "second"
         assert (chat.waiting or chat.turns[0].said, chat.unsent) == ("one", "tw3o")
+
+
+@driven
+async def test_keys_wait_for_a_dialog_whose_choices_are_read(
+    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run, release = make_run(tmp_path / "runs", end="finished"), threading.Event()
+
+    def slow(path: Path) -> list[Path]:
+        release.wait()
+        return []
+
+    monkeypatch.setattr("rptrain.tui.screens.exporting.saved_checkpoints", slow)
+    async with make().run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        assert isinstance(app, RptrainApp)
+        burst(app, "f3")
+        await until(pilot, lambda: run.name in screen_text(app))
+        burst(app, "e", *"dy")  # in the list, d deletes a run, and y answers the question
+        await pilot.pause(0.2)
+        release.set()
+        await acted(pilot)
+        await until(pilot, lambda: isinstance(app.screen, AskTarget))
+        assert run.exists() and "dy" in screen_text(app)
 
 
 @driven

@@ -1,6 +1,7 @@
 """Export of a run from any screen, in a process that continues when the interface closes."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,10 +34,7 @@ async def export_run(screen: Screen[None], context: Context, run: Path) -> None:
     """Asks what to export, exports it, and shows the progress. A notification on any screen reports the end if the
     progress was closed.
     """
-    checkpoints = await asyncio.to_thread(saved_checkpoints, run)
-    best = await asyncio.to_thread(best_checkpoint, run, checkpoints)
-    step = await asyncio.to_thread(result_step, run)
-    target = await ask(screen, AskTarget(run, checkpoints, has_adapters(run), best, step))
+    target = await ask(screen, AskTarget(*await context.readings.read(_choices, run)))
     if target is None:
         return
     options = [*(["--merge"] if target.merge else []), *(["--dtype", target.dtype] if target.dtype else [])]
@@ -48,6 +46,12 @@ async def export_run(screen: Screen[None], context: Context, run: Path) -> None:
     shown = Exporting(target.path)
     screen.app.push_screen(shown)
     screen.app.run_worker(_until_done(screen.app, launched, shown), group="export")
+
+
+def _choices(run: Path) -> tuple[Path, Sequence[Path], bool, Path | None, int | None]:
+    """What `AskTarget` is given."""
+    checkpoints = saved_checkpoints(run)
+    return run, checkpoints, has_adapters(run), best_checkpoint(run, checkpoints), result_step(run)
 
 
 async def _until_done(app: App[None], launched: Launched, shown: "Exporting") -> None:
