@@ -137,7 +137,7 @@ def ask(said):
 
 
 chat = Values(templated=True, ask=ask)
-Talk(Values(chat=chat, model=Values(source="m"), placement=Values(reason="r"))).run(base=False)
+Talk(Values(chat=chat, model=Values(source="m", state="step 4"), placement=Values(reason="r"))).run(base=False)
 print("left")
 """
 

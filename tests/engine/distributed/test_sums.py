@@ -142,7 +142,8 @@ def rounding(world):
                 (owner,) = [rank for rank, part in enumerate(parts) if part.start <= row * width < part.stop]
                 sources = self._sources[:, place].tolist()
                 value = total([None if source < 0 else self._sums[source, :width] for source in sources], owner)
-                self._table[row] += value
+                if row != self._padding_row:
+                    self._table[row] += value
             self._applied = self._whole
 
     class Rounding(Gradients):
@@ -154,7 +155,8 @@ def rounding(world):
 
         def _row_gradients(self):
             store, pool = self._context.store, {"pool": self._adam.pool, "threads": self._adam.threads}
-            rows = Rows(store.units[0], self._group_tokens, replicas=PLAN.replicas, tied=store.spec.tied, **pool)
+            known = {"replicas": PLAN.replicas, "tied": store.spec.tied, "padding_row": store.spec.padding_row}
+            rows = Rows(store.units[0], self._group_tokens, **known, **pool)
             rows.spec = store.spec
             return rows
 
