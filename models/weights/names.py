@@ -60,7 +60,7 @@ class Names:
         )
 
     def _unwrapped(self, name: str) -> list[tuple[str, str]]:
-        """The module name of a tensor without what a wrapper added, and this; empty if there is no such name."""
+        """The module name of a tensor without what a wrapper added, and this; empty if the model has none."""
         if self.module_name(name) in self._known:
             return []
         bare = {WRAPPERS.sub("", name): "".join(dict.fromkeys(WRAPPERS.findall(name)))}

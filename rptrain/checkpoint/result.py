@@ -33,7 +33,7 @@ class Result:
 
     def sentence(self) -> str:
         """Which state it is, why, and which other state the exported model has."""
-        if self.state.step is None:  # there is no other state
+        if self.state.step is None:  # the only state
             return self.state.named
         why = f"the lowest validation loss, {format_loss(self.state.loss)}" if self.is_best else "the newest state"
         said = f"{self.state.named}, {why}"

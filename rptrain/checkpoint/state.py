@@ -217,7 +217,7 @@ def checked_files(directory: Path) -> dict[Path, FileState]:
 def unusable(checkpoint: Path, error: Damaged) -> UserError:
     """What to say of a damaged checkpoint that was to be used, with the newest of its neighbors."""
     others = [path for path in complete_checkpoints(checkpoint.parent) if path.name != checkpoint.name]
-    advice = f"use another checkpoint, such as {others[-1]}" if others else "there is no other checkpoint of its run"
+    advice = f"use another checkpoint, such as {others[-1]}" if others else "its run has only this checkpoint"
     return UserError(f"{error}: {advice}")
 
 

@@ -14,7 +14,7 @@ from rptrain.utils.console import console as standard_console
 from rptrain.utils.phases import Phase, current
 
 LONG = 10.0  # seconds after which a phase that has ended has a line
-PERIOD = 10.0  # seconds between two lines of a phase where there is no terminal
+PERIOD = 10.0  # seconds between two lines of a phase outside a terminal
 PERIOD_KEY = "RPTRAIN_PHASE_PERIOD"  # of the environment: another PERIOD, which the interface sets; 0: no lines
 LOOK = 0.25  # seconds between two looks
 PARTS = 1000  # of the bar
@@ -58,7 +58,7 @@ class PhaseDisplay(TerminalBar):
             self._at = now or self._at
 
     def _draw_phase(self, now: Phase | None) -> None:
-        """Draws the bar, or erases it if there is no phase to show."""
+        """Draws the bar, or erases it after the last phase."""
         if now is None:
             self._hide()
             return

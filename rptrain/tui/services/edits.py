@@ -38,7 +38,7 @@ class Edits:
         self.invalid: dict[str, str] = {}  # why a value is refused, here, by the config or by the plan; by key
         self.touched = False  # edited by the user since the values were filled in
         self._by_hand: set[str] = set()
-        self._replaced: dict[str, str] = {}  # values that suggested ones replaced, until they are told; by key
+        self._replaced: dict[str, str] = {}  # values that suggested ones replaced, until a message names them; by key
         self._parameters: dict[str, int] = {}  # of models that were planned
         self._suggests_rate = False
         self._rate: str | None = None  # the learning rate when the size of a model was last known
