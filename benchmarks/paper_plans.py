@@ -10,7 +10,7 @@ compute in a step: seconds by kind of work, of all GPUs together.
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from rptrain.config.resolve import resolve
 from rptrain.planner.choose import Workload, layer_work
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.report import PlanReport, report
+from rptrain.schedule.machine import CARDS
 
 FOLDER = Path(__file__).parent
 CONFIG = FOLDER / "qwen3-1.7b.toml"
 MACHINE = MachineFlags(gpus=8, card="rtx4090")
-WITHOUT_HALF = MachineFlags(gpus=8, card="rtx4090", tflops_fp16=165)  # as if float16 sums gained nothing
+CARD = CARDS["rtx4090"]
+WITHOUT_HALF = replace(MACHINE, tflops_fp16=CARD.rates.bf16 / CARD.shares.fp16)  # as if float16 sums gained nothing
 
 
 @dataclass(frozen=True)

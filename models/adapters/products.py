@@ -141,17 +141,23 @@ class Adapters(Factors):
     def work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
         """The work of forward and of backward: the product with A again, and gradients of both products' operands.
 
-        Traffic: additions to the product and to the gradient of its input, and dropout. With DoRA, also the norms of
-        the rows and the scaling in each direction; backward computes the product again, for its product with dy. In
-        FP8 this is counted as without.
+        Traffic: additions to the product and to the gradient of its input, and dropout; separately, the inputs and
+        gradients that the products read, which have few columns to compute with them. With DoRA, also the norms of the
+        rows and the scaling in each direction; backward computes the product again, for its product with dy. In FP8
+        this is counted as without.
         """
         adapted = sum(self.widths)
         down, up = 2.0 * tokens * self.inputs * self.ranks, 2.0 * tokens * adapted * self.rank
         masked = 2 * self.inputs if self.dropout else 0
         forward = {"adapters": 2 * adapted + masked}
         backward = {"adapters, backward": 2 * self.inputs + masked + (self.inputs if self.dropout else 0)}
-        ahead = Work(matmul=down + up, elementwise=scaled(forward, tokens * itemsize))
-        back = Work(matmul=3 * down + 2 * up, elementwise=scaled(backward, tokens * itemsize))
+        read = tokens * itemsize * self.inputs
+        ahead = Work(matmul=down + up, elementwise=scaled(forward, tokens * itemsize), low_rank=read)
+        back = Work(
+            matmul=3 * down + 2 * up,
+            elementwise=scaled(backward, tokens * itemsize),
+            low_rank=2 * (read + tokens * itemsize * adapted),
+        )
         if not self.dora:
             return ahead, back
         norms = Work(

@@ -23,6 +23,11 @@ class Work:
     # bytes read and written to quantize and transpose operands of products in FP8, less those that codes save
     quantization: float = 0.0
     grouped_fp8: float = 0.0  # operations with weights of experts in FP8, which `grouped` does not include
+    # operations of attention in addition to those of the scores that count: parts of tiles behind the mask, and what
+    # the start and end of each row of tiles take
+    edges: float = 0.0
+    # bytes of the operands that products with the matrices of adapters read: they bound the time of these products
+    low_rank: float = 0.0
 
     @property
     def traffic(self) -> float:
@@ -43,6 +48,7 @@ class Work:
             grouped=self.grouped - other.grouped,
             attention=self.attention - other.attention,
             attention_backward=self.attention_backward - other.attention_backward,
+            edges=self.edges - other.edges,
             half=self.half - other.half,
             half_attention=self.half_attention - other.half_attention,
             half_attention_backward=self.half_attention_backward - other.half_attention_backward,
@@ -70,6 +76,8 @@ class Work:
             },
             self.quantization + other.quantization,
             self.grouped_fp8 + other.grouped_fp8,
+            self.edges + other.edges,
+            self.low_rank + other.low_rank,
         )
 
 

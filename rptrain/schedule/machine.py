@@ -7,16 +7,19 @@ from rptrain.schedule.costs import Work
 
 GB, GIB = 10**9, 2**30
 
-# The fractions of a card's peak that kernels reach, measured on an H200 with torch 2.11 (matrix products 0.80, grouped
-# 0.61, copies 0.85), and used for the other cards too.
-MATMUL, GROUPED, TRAFFIC = 0.80, 0.61, 0.85
-# Those of attention, from training on an H200 with 65,536 tokens per sequence; with 2,048 they are 0.47 and 0.29. The
-# backward is deterministic: it computes the scores twice, which are counted once.
-ATTENTION_FORWARD, ATTENTION_BACKWARD = 0.59, 0.32
+# The fraction of the data sheet's peak that matrix products reach in training, for cards without published figures.
+MATMUL = 0.80
+GROUPED = 0.84  # the rate of products of experts, as a fraction of that of other products: measured on an H200
+# The fractions of the peak that attention reaches with long sequences, measured in training on an H200; `Work.edges` is
+# what shorter ones cost. The backward is deterministic: it computes the scores twice, which are counted once.
+ATTENTION_FORWARD, ATTENTION_BACKWARD = 0.60, 0.325
 # The fraction of the peak that `rptrain doctor` measures for products on an H200, where power limits them. Where
 # rates were measured, that of attention is in proportion to it.
 MATMUL_MEASURED = 0.67
-HOPPER_FP8 = 0.62  # the fraction of the peak that FP8 products reach there, which add their sums in float32
+TRAFFIC = 0.85  # the fraction of a card's memory bandwidth that copies reach
+# The most bytes per second of kernels that do more than copy, measured in training on an H200: quantization of
+# operands, and products with the matrices of adapters. The memory of other cards is slower and limits both.
+QUANTIZATION, LOW_RANK = 1.9e12, 2.6e12
 # The fraction of a network's rate that TCP carries: 1,448 of the 1,538 bytes that a frame takes on Ethernet.
 GOODPUT = 0.94
 LAUNCH = 0.2e-3  # minimum seconds of a pass over a layer: its kernel launches
@@ -40,6 +43,15 @@ class MeasuredRates:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """The fractions of the data sheet's peaks that products reach in training, by type; see `Rates`."""
+
+    bf16: float = MATMUL
+    fp16: float = MATMUL
+    fp8: float = MATMUL
+
+
+@dataclass(frozen=True)
 class Card:
     """A GPU with the figures of its data sheet; `pcie` is the achieved copy rate in one direction."""
 
@@ -48,15 +60,14 @@ class Card:
     peak: Rates  # of the data sheet
     bandwidth: float  # bytes per second of its own memory
     pcie: float  # bytes per second
-    fp8_share: float = MATMUL  # the fraction of the peak that FP8 products reach
-    measured: MeasuredRates | None = None  # replaces the fractions of the peak
+    shares: Shares = Shares()  # docs/benchmarks.md has the sources
+    measured: MeasuredRates | None = None  # replaces the shares of the peak
 
     @property
     def rates(self) -> Rates:
-        """The rates that products reach: measured, otherwise assumed fractions of the peak."""
-        assumed = Rates(
-            MATMUL * self.peak.bf16, MATMUL * self.peak.fp16, self.peak.fp8 and self.fp8_share * self.peak.fp8
-        )
+        """The rates that products reach: measured, otherwise assumed shares of the peak."""
+        peak, shares = self.peak, self.shares
+        assumed = Rates(shares.bf16 * peak.bf16, shares.fp16 * peak.fp16, peak.fp8 and shares.fp8 * peak.fp8)
         if self.measured is None:
             return assumed
         return replace(self.measured.rates, fp8=self.measured.rates.fp8 or assumed.fp8)
@@ -67,24 +78,27 @@ class Card:
         if self.measured is not None:
             return f"measured by rptrain doctor on {self.measured.date}"
         of = "the data sheet's peak" if card_named(self.name) else "a peak that is guessed from the driver's figures"
-        fp8 = f", {self.fp8_share:.2f} in FP8" if self.peak.fp8 and self.fp8_share != MATMUL else ""
-        return f"estimated: {MATMUL:.2f} of {of}{fp8}"
+        fp8 = f", {self.shares.fp8:.2f} in FP8" if self.peak.fp8 and self.shares.fp8 != self.shares.bf16 else ""
+        return f"estimated: {self.shares.bf16:.2f} of {of}{fp8}"
 
     def times(self, work: Work) -> dict[str, float]:
         """Seconds by kind of work. Products of experts and attention reach fixed shares of the rates."""
-        rates = self.rates
+        rates, measured = self.rates, self.measured is not None
         bf16, fp8, bandwidth = 1e12 * rates.bf16, 1e12 * (rates.fp8 or rates.bf16), TRAFFIC * self.bandwidth
-        share = MATMUL if self.measured is None else MATMUL_MEASURED
-        attention = _as_products(work.attention, work.attention_backward, share)
-        half_attention = _as_products(work.half_attention, work.half_attention_backward, share)
+        of_bf16, of_fp16 = (MATMUL_MEASURED,) * 2 if measured else (self.shares.bf16, self.shares.fp16)
+        half = work.half_attention, work.half_attention_backward
+        wide = work.attention - half[0], work.attention_backward - half[1]
+        more = 1 + work.edges / ((work.attention + work.attention_backward) or 1.0)
+        half_attention, attention = more * _as_products(*half, of_fp16), more * _as_products(*wide, of_bf16)
         return {
             "matmul": (work.matmul - work.half) / bf16,
             "half": (work.half + half_attention) / (1e12 * rates.fp16),
-            "fp8": (work.fp8 + work.grouped_fp8 * MATMUL / GROUPED) / fp8,
-            "grouped": work.grouped * MATMUL / GROUPED / bf16,
-            "attention": (attention - half_attention) / bf16,
+            "fp8": (work.fp8 + work.grouped_fp8 / GROUPED) / fp8,
+            "grouped": work.grouped / GROUPED / bf16,
+            "attention": attention / bf16,
             "elementwise": work.traffic / bandwidth,
-            "quantization": work.quantization / bandwidth,
+            "quantization": work.quantization / min(bandwidth, QUANTIZATION),
+            "adapters": work.low_rank / min(bandwidth, LOW_RANK),
         }
 
     def seconds(self, work: Work) -> float:
@@ -97,15 +111,16 @@ def _as_products(forward: float, backward: float, share: float) -> float:
     return share * (forward / ATTENTION_FORWARD + backward / ATTENTION_BACKWARD)
 
 
+HOPPER = Shares(bf16=0.715, fp16=0.715, fp8=0.645)  # power limits them
 CARDS = {
-    "rtx3090": Card("RTX 3090", 24 * GIB, Rates(71, 142), 936 * GB, 25 * GB),
-    "rtx4090": Card("RTX 4090", 24 * GIB, Rates(165, 330, 330), 1008 * GB, 25 * GB),
-    "rtx5090": Card("RTX 5090", 32 * GIB, Rates(209, 419, 419), 1792 * GB, 50 * GB),
+    "rtx3090": Card("RTX 3090", 24 * GIB, Rates(71, 142), 936 * GB, 25 * GB, Shares(bf16=1.03)),
+    "rtx4090": Card("RTX 4090", 24 * GIB, Rates(165, 330, 330), 1008 * GB, 25 * GB, Shares(bf16=0.96, fp8=0.86)),
+    "rtx5090": Card("RTX 5090", 32 * GIB, Rates(209, 419, 419), 1792 * GB, 50 * GB, Shares(bf16=1.08)),
     "l40s": Card("L40S", 48 * GIB, Rates(362, 362, 733), 864 * GB, 25 * GB),
     "a100": Card("A100", 80 * GIB, Rates(312, 312), 2039 * GB, 25 * GB),
     "a800": Card("A800", 80 * GIB, Rates(312, 312), 2039 * GB, 25 * GB),
-    "h100": Card("H100", 80 * GIB, Rates(989, 989, 1979), 3350 * GB, 51 * GB, HOPPER_FP8),
-    "h200": Card("H200", 140 * GIB, Rates(989, 989, 1979), 4800 * GB, 51 * GB, HOPPER_FP8),
+    "h100": Card("H100", 80 * GIB, Rates(989, 989, 1979), 3350 * GB, 51 * GB, HOPPER),
+    "h200": Card("H200", 140 * GIB, Rates(989, 989, 1979), 4800 * GB, 51 * GB, HOPPER),
 }
 # A CPU worker: proportions of layers matter, times do not.
 CPU = Card("CPU", 0, Rates(0.05, 0.05), 10 * GB, 10 * GB)

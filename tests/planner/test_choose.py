@@ -160,7 +160,7 @@ def test_products_in_fp8_are_planned_at_their_rate():
     inputs = 3 * 2 * 4096 + 3 * 14336  # codes transposed, or written transposed
     outputs = 3 * 6144 + 3 * 4096 + 28672 + 5 * 4096  # columns; SwiGLU finds the maxima of gate_up's
     moved = tokens * (2 * forward + 3 * rows + inputs + outputs)
-    saved = 4 * operations * (1 / 165e12 - 1 / 330e12) / MATMUL - moved / (TRAFFIC * 1008e9)
+    saved = 4 * operations * (1 / (0.96 * 165e12) - 1 / (0.86 * 330e12)) - moved / (TRAFFIC * 1008e9)
     block = [plan.costs[0].forward + plan.costs[0].backward for plan in (plain, narrow)]
     assert block[0] - block[1] == pytest.approx(saved, rel=1e-6)
     assert narrow.costs[-1] == plain.costs[-1]
@@ -176,7 +176,7 @@ def test_products_in_fp8_are_planned_at_their_rate():
     frozen = with_lora(spec, LoRA(r=8))
     plain, narrow = (layer_costs(s, workload, machine, None)[0] for s in (frozen, with_fp8(frozen)))
     moved = tokens * (2 * (2 * 4096 + 3 * 4096 + 3 * 14336) + 3 * rows)  # norms write codes beside their output
-    saved = 3 * operations * (1 / 165e12 - 1 / 330e12) / MATMUL - moved / (TRAFFIC * 1008e9)
+    saved = 3 * operations * (1 / (0.96 * 165e12) - 1 / (0.86 * 330e12)) - moved / (TRAFFIC * 1008e9)
     assert plain.forward + plain.backward - narrow.forward - narrow.backward == pytest.approx(saved, rel=1e-6)
     assert narrow.params == plain.params and narrow.prepared == 2 * matrices + 4 * rows  # a frozen base
     old = make_plan(with_fp8(spec), Machine(CARDS["rtx3090"], 1), workload, device_limit=24 * GIB)
@@ -190,7 +190,8 @@ def test_sums_in_float16_are_planned_at_their_rate(frozen):
     workload = Workload(4, 2048, 16, 16, torch.float16, False)
     before, after = (layer_costs(spec, each, machine, None) for each in (workload, replace(workload, half_sums=True)))
     for index, matrices in ((0, 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)), (-1, 4096 * 128256)):
-        saved = 2 * 4 * 2048 * matrices * (1 / 165e12 - 1 / 330e12) / MATMUL  # of one product with each matrix
+        one = 2 * 4 * 2048 * matrices  # operations of a product with each matrix
+        saved = one / (0.96 * 165e12) - one / (MATMUL * 330e12)
         assert before[index].forward - after[index].forward == pytest.approx(saved, rel=1e-6)
         assert before[index].backward - after[index].backward == pytest.approx(2 * saved, rel=1e-6)
     summed, asked = replace(workload, half_sums=True), with_half_sums(spec)

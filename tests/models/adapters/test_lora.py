@@ -355,6 +355,9 @@ def test_work_by_hand(fresh) -> None:
     assert adapted[1].matmul - plain[1].matmul == 2 * 10 * (low + 2 * high + 2 * low)
     assert adapted[0].traffic - plain[0].traffic == 10 * 2 * 2 * (12 + 24 + 24)  # added to columns of the product
     assert adapted[1].traffic - plain[1].traffic == 10 * 2 * 2 * (24 + 24 + 20)  # added to the input's gradient
+    inputs, outputs = 10 * 2 * (24 + 24 + 20), 10 * 2 * (12 + 24 + 24)
+    assert plain[0].low_rank == plain[1].low_rank == 0 and adapted[0].low_rank == inputs
+    assert adapted[1].low_rank == 2 * (inputs + outputs)
 
 
 def test_work_of_dora_by_hand(fresh) -> None:
