@@ -9,7 +9,7 @@ GB, GIB = 10**9, 2**30
 
 # The fraction of the data sheet's peak that matrix products reach in training, for cards without published figures.
 MATMUL = 0.80
-GROUPED = 0.84  # the rate of products of experts, as a fraction of that of other products: measured on an H200
+GROUPED = 0.86  # the rate of products of experts, as a fraction of that of other products: measured on an H200
 # The fractions of the peak that attention reaches with long sequences, measured in training on an H200; `Work.edges` is
 # what shorter ones cost. The backward is deterministic: it computes the scores twice, which are counted once.
 ATTENTION_FORWARD, ATTENTION_BACKWARD = 0.60, 0.325
@@ -111,7 +111,7 @@ def _as_products(forward: float, backward: float, share: float) -> float:
     return share * (forward / ATTENTION_FORWARD + backward / ATTENTION_BACKWARD)
 
 
-HOPPER = Shares(bf16=0.715, fp16=0.715, fp8=0.645)  # power limits them
+HOPPER = Shares(bf16=0.70, fp16=0.70, fp8=0.63)  # power limits them
 CARDS = {
     "rtx3090": Card("RTX 3090", 24 * GIB, Rates(71, 142), 936 * GB, 25 * GB, Shares(bf16=1.03)),
     "rtx4090": Card("RTX 4090", 24 * GIB, Rates(165, 330, 330), 1008 * GB, 25 * GB, Shares(bf16=0.96, fp8=0.86)),

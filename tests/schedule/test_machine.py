@@ -41,8 +41,8 @@ def test_the_data_sheets_rates():
         "rtx3090": (1.03, MATMUL, MATMUL),
         "rtx4090": (0.96, MATMUL, 0.86),
         "rtx5090": (1.08, MATMUL, MATMUL),
-        "h100": (0.715, 0.715, 0.645),
-        "h200": (0.715, 0.715, 0.645),
+        "h100": (0.70, 0.70, 0.63),
+        "h200": (0.70, 0.70, 0.63),
     }
 
 
@@ -65,7 +65,7 @@ OF = {  # what includes these operations
         ("half_attention", 0.60 * 330, 290 * 0.60 / 0.67),
         ("half_attention_backward", 0.325 * 330, 290 * 0.325 / 0.67),
         ("fp8", 0.86 * 330, 260),
-        ("grouped", 0.84 * 0.96 * 165, 150 * 0.84),
+        ("grouped", 0.86 * 0.96 * 165, 150 * 0.86),
         ("attention", 0.60 * 165, 150 * 0.60 / 0.67),
         ("attention_backward", 0.325 * 165, 150 * 0.325 / 0.67),
     ],
