@@ -14,7 +14,8 @@ shares are fractions of 1.
                  starting the engine), weights (drawing them), step (the first one)
     memory       gpus (device, peak: by the driver, context and other processes included, planned: the same, limit,
                  allocator_peak: reserved by PyTorch, allocator_planned, driver_allocations: in the measured
-                 steps), host (states_per_parameter, states, activations, process: its proportional set size, locked)
+                 steps), host (states_per_parameter, states, activations, process: its proportional set size, locked:
+                 whether all is page-locked that GPUs copy, copied_bytes, of which locked_bytes are; CPU workers: none)
     devices      for each device: name, seconds (of the measured steps), busy and idle: shares that add up to 1. idle is
                  by cause, which rptrain/bench/idle.py explains: parameters, activations, producers, optimizer,
                  gradients, launch, boundary, other; busy_steps: the share of each measured step
@@ -46,6 +47,7 @@ from rptrain.bench.idle import Usage, usage
 from rptrain.bench.memory import Peak
 from rptrain.bench.timeline import DeviceTimeline, StageLaunches, by_stage
 from rptrain.engine.meter import Measured
+from rptrain.engine.page_locking import Locking
 from rptrain.planner.choose import LIBRARIES
 from rptrain.planner.hardware import device_kind
 from rptrain.train.job import Job
@@ -86,7 +88,7 @@ class Report:
     peaks: tuple[Peak, ...]  # of each GPU
     allocations: tuple[int, ...]  # driver allocations in the measured steps, for each GPU
     process: int  # bytes
-    locked: bool
+    locking: Locking
     adam_bytes: float  # of a parameter
     lanes: tuple[DeviceTimeline, ...]
     updates: tuple[tuple[float, float], ...]
@@ -161,7 +163,9 @@ class Report:
                     "states": job.plan.store_bytes,
                     "activations": job.plan.boundary_bytes,
                     "process": self.process,
-                    "locked": self.locked,
+                    "locked": self.locking.copied > 0 and not self.locking.missing,
+                    "locked_bytes": self.locking.locked,
+                    "copied_bytes": self.locking.copied,
                 },
             },
             "devices": [

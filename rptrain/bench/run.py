@@ -93,7 +93,7 @@ def bench(
             peaks=tuple(peaks),
             allocations=_grown(done[warmup - 1], done[warmup + steps - 1]),
             process=process,
-            locked=engine.locked,
+            locking=engine.locking,
             adam_bytes=update_bytes(
                 store.dtype,
                 job.config.optim.moments,

@@ -12,6 +12,7 @@ from rptrain.bench.floor import Floor
 from rptrain.bench.idle import CAUSES
 from rptrain.bench.report import Report
 from rptrain.planner.text import step_sentence
+from rptrain.utils.page_locks import locked_sentence, locking_advice
 from rptrain.utils.units import format_bytes, format_rate, format_seconds
 
 LEAST = 0.0005  # fraction of the time; a cause that takes less on every device is not shown
@@ -113,8 +114,8 @@ def _memory(values: dict[str, Any]) -> Iterator[str]:
         f"host: {format_bytes(host['process'])}, including states {format_bytes(host['states'])} "
         f"({host['states_per_parameter']:.1f} bytes per parameter) and activations {format_bytes(host['activations'])}"
     )
-    if values["memory"]["gpus"] and not host["locked"]:
-        yield "host memory could not be page-locked: transfers are slower"
+    if host["locked_bytes"] < host["copied_bytes"]:
+        yield locked_sentence(host["locked_bytes"], host["copied_bytes"], locking_advice())
 
 
 def _floor(floor: dict[str, Any]) -> Iterator[str]:

@@ -5,11 +5,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rptrain.doctor.checks import Check, check
+from rptrain.engine.page_locking import page_locked
 from rptrain.planner.hardware import check_alike
 from rptrain.utils.errors import UserError
 from rptrain.utils.nvml import Driver, Link
+from rptrain.utils.page_locks import COST
 from rptrain.utils.units import format_bytes
 
 COPIED = 64 << 20  # bytes of a timed copy
@@ -22,11 +25,12 @@ WAIT_VALUE = 122  # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, of the dr
 
 @dataclass(frozen=True)
 class CopyRates:
-    """Bytes per second of copies to and from page-locked memory: one at a time, and both at once."""
+    """Bytes per second of copies to and from host memory: one at a time, and both at once."""
 
     up: float
     down: float
     both: float
+    page_locked: bool = True  # the host memory
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,8 @@ def _advice(link: Link | None, rates: CopyRates) -> str | None:
         )
     if link.generation < link.max_generation:
         return f"the link could be PCIe {link.max_generation}: see the setting of the slot in the firmware, and risers"
+    if not rates.page_locked:
+        return f"the copies are of pageable memory, because page-locking was refused: {COST}"
     carried = LANE.get(link.generation, 0) * link.width
     if min(rates.up, rates.down) < LEAST * carried:
         return f"the link carries {carried / 1e9:.0f} GB/s: see whether other devices share it, or the memory is busy"
@@ -143,7 +149,7 @@ def measure(index: int) -> CopyRates:
     """Measures copies of COPIED bytes in each direction, REPEATS times."""
     with torch.cuda.device(index):
         device = [torch.empty(COPIED, dtype=torch.uint8, device=f"cuda:{index}") for _ in range(2)]
-        host = [torch.empty(COPIED, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        host = host_buffers()
         streams = [torch.cuda.Stream(index) for _ in range(2)]
 
         def seconds(*ways: int) -> float:
@@ -163,7 +169,13 @@ def measure(index: int) -> CopyRates:
 
         seconds(0, 1)  # the first copies wake the link
         moved = REPEATS * COPIED
-        return CopyRates(moved / seconds(0), moved / seconds(1), 2 * moved / seconds(0, 1))
+        locked = all(buffer.is_pinned() for buffer in host)
+        return CopyRates(moved / seconds(0), moved / seconds(1), 2 * moved / seconds(0, 1), locked)
+
+
+def host_buffers() -> list[Tensor]:
+    """Two buffers of COPIED bytes in host memory, which are page-locked if the system allows it."""
+    return [page_locked(torch.empty(COPIED, dtype=torch.uint8)) for _ in range(2)]
 
 
 def _can_wait(index: int) -> bool | None:

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import resource
 import shutil
 import tempfile
 import time
@@ -17,6 +16,7 @@ from rptrain.doctor.checks import Check, check
 from rptrain.engine.optim import adam
 from rptrain.engine.store import Arena, available_bytes
 from rptrain.utils import native, numa
+from rptrain.utils.page_locks import COST, WSL_LIMIT, is_wsl, locking_advice, memlock_limit
 from rptrain.utils.parallel import cores
 from rptrain.utils.units import format_bytes
 
@@ -100,19 +100,20 @@ def _memory() -> Check:
 
 def _locking(gpus: bool) -> Check:
     """Tries to lock memory, because the limit does not apply to drivers that lock memory themselves."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    limit = None if soft == resource.RLIM_INFINITY else soft
+    limit = memlock_limit()
     text = "no limit" if limit is None else f"the limit is {format_bytes(limit)}"
     if not gpus:
         return check("page-locking", f"{text}; only GPUs need it", limit=limit, locks=None)
     with Arena(LOCKED) as arena:
         arena.take(LOCKED, torch.uint8)
         arena.lock()
-        locks = arena.locked
-    if locks:
-        return check("page-locking", f"the driver locks memory; {text}", limit=limit, locks=True)
-    advice = "raise it (ulimit -l unlimited; with docker --ulimit memlock=-1): copies to GPUs are slower without"
-    return check("page-locking", f"the driver cannot lock memory; {text}", advice, limit=limit, locks=False)
+        locks = not arena.locking.missing
+    if not locks:
+        advice = f"{COST}. {locking_advice()}"
+        return check("page-locking", f"the driver cannot lock memory; {text}", advice, limit=limit, locks=False)
+    if is_wsl():
+        text += f"; {WSL_LIMIT}"
+    return check("page-locking", f"the driver locks memory; {text}", limit=limit, locks=True)
 
 
 def _disk(runs: Path) -> Check:

@@ -7,7 +7,7 @@ from datetime import date
 import torch
 
 from rptrain.doctor.checks import Check, check
-from rptrain.doctor.gpu import COPIED, unmeasured
+from rptrain.doctor.gpu import COPIED, host_buffers, unmeasured
 from rptrain.planner import rates as kept
 from rptrain.planner.rates import LinkRates
 
@@ -36,7 +36,8 @@ def examine(*, idle: bool) -> list[Check]:
 def measure(indices: Sequence[int]) -> LinkRates:
     """Measures copies in both directions at once, for each GPU alone and for all of them together.
 
-    Takes 128 MiB of each GPU, and as much page-locked memory for each. Raises RuntimeError if there is too little.
+    Takes 128 MiB of each GPU, and as much host memory for each, page-locked if the system allows it. Raises
+    RuntimeError if there is too little.
     """
     links = [_Link(index) for index in indices]
     alone = min(IN_A_ROW * COPIED / _seconds([link]) for link in links)
@@ -50,7 +51,7 @@ class _Link:
 
     def __init__(self, index: int) -> None:
         device = [torch.empty(COPIED, dtype=torch.uint8, device=f"cuda:{index}") for _ in range(2)]
-        host = [torch.empty(COPIED, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        host = host_buffers()
         up, down = (torch.cuda.Stream(index) for _ in range(2))
         self._ways = ((up, device[0], host[0]), (down, host[1], device[1]))  # stream, target, source
 

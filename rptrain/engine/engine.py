@@ -30,6 +30,7 @@ from rptrain.engine.meter import Measured, Meter, Reading, measured_stages
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 from rptrain.engine.optim.worker import OptimizerWorker
+from rptrain.engine.page_locking import Locking, PageableRanges
 from rptrain.engine.recorder import Activity, Recorder
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.snapshot import Snapshot
@@ -101,13 +102,13 @@ class Engine:
         with ExitStack() as stack:
             stack.callback(Reproducible(cuda=self._cuda, fp16_accumulation=fp16_accumulation).restore)
             bounds, width = boundaries(plan.stages), store.spec.hidden_size
-            buffers = BoundaryBuffers(bounds, plan, tokens, width, store.dtype, lock=self._cuda)
+            buffers = BoundaryBuffers(bounds, plan, tokens, width, store.dtype)
             stack.callback(buffers.close)
             staging: StagingBuffers | None = None
             if len(store.in_memory) < len(store.units):
-                staging = StagingBuffers(store.spec, store.dtype, plan.devices, lock=self._cuda)
+                staging = StagingBuffers(store.spec, store.dtype, plan.devices)
                 stack.callback(staging.close)
-            self.locked = store.locked and buffers.locked and (staging is None or staging.locked)
+            self.locking = self._lock(buffers, staging)
             lag = int(optimizer.asynchronous)
             measured = measured_stages(store.spec, plan.stages) if meter is not None and meter.layers else ()
             recorder = Recorder(plan.devices, trace=self.trace, meter=meter, measured=measured, watched=watched)
@@ -136,6 +137,20 @@ class Engine:
             self._start_workers(staging)
             self._resources = stack.pop_all()
 
+    def _lock(self, buffers: BoundaryBuffers, staging: StagingBuffers | None) -> Locking:
+        """Page-locks these buffers for GPUs, at the cost of the store if the system locks no more: computation waits
+        for the activations of each micro-batch. Returns what is locked in total; CPU workers need nothing locked.
+        """
+        locking = Locking()
+        if self._cuda:
+            for each in (buffers, *([] if staging is None else [staging])):
+                each.lock()
+                if self.store.unlock(each.locking.missing):
+                    each.lock()
+                locking += each.locking
+            locking += self.store.locking
+        return locking
+
     def _publish_weights(self) -> None:
         """Publishes the versions of the weights that the first iterations read."""
         board = self._context.board
@@ -157,7 +172,8 @@ class Engine:
     def _open(self, name: str, limit: int | None, probe: Probe | None, stack: ExitStack) -> Device:
         kind, _, index = name.partition(":")
         if kind == "cuda":
-            device: Device = CudaDevice(int(index), limit, probe, page_locked=self.locked)
+            pageable = PageableRanges(self.locking.pageable) if self.locking.pageable else None
+            device: Device = CudaDevice(int(index), limit, probe, pageable)
         else:
             device = CpuDevice(name, self._context.aborted, self._context.fail, probe)
         stack.callback(device.close)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.devices.base import Event
+from rptrain.engine.page_locking import page_locked
 from rptrain.kernels.batch import Batch
 
 
@@ -59,7 +60,7 @@ def iteration_bytes(micro_batches: int, tokens: int) -> int:
 def make_iteration(
     number: int, batch: Batch, dtype: torch.dtype, *, pin: bool, step_ids: Tensor | None = None
 ) -> Iteration:
-    """An iteration from a batch, with index tensors that devices can read: page-locked for CUDA.
+    """An iteration from a batch, with index tensors that devices can read: page-locked for CUDA, as far as possible.
 
     `step_ids`: the tokens of the whole step, if the batch has only some of its micro-batches.
     """
@@ -74,7 +75,7 @@ def make_iteration(
     losses = torch.zeros(micro_batches, dtype=dtype)
 
     def place(tensor: Tensor) -> Tensor:
-        return tensor.pin_memory() if pin else tensor
+        return page_locked(tensor) if pin else tensor
 
     return Iteration(
         number,

@@ -4,6 +4,7 @@ import mmap
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from types import TracebackType
 from typing import Any
 
@@ -14,16 +15,18 @@ from torch import Tensor
 from rptrain.engine import wire
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.optim.moments import Moments, layout
+from rptrain.engine.page_locking import Locking
 from rptrain.kernels.quant import Quantized
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
 from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
 from rptrain.models.weights.quantized import readable
 from rptrain.utils import control_groups, numa
 from rptrain.utils.parallel import in_parallel
-from rptrain.utils.phases import phase
+from rptrain.utils.phases import Phase, phase
 
 ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked separately
 PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
+RESERVE = 8  # after a refusal, one in this many locked bytes is unlocked: batches and the driver itself lock some too
 WHOLE = ("params", "grad")  # buffers with all elements of a unit, also if several processes train the model
 COPIED = 1 << 22  # elements copied at a time, so that all threads have work
 REST = {  # buffers that complete float32 master weights, by the parameters' dtype
@@ -51,49 +54,72 @@ class Arena:
         self._base = torch.frombuffer(self._map, dtype=torch.uint8)
         numa.topology().interleave(self._base.data_ptr(), self._size)  # every GPU and AdamW use all weights
         self._used = 0
-        self._pieces: list[Tensor] = []  # bytes in use, and in whole pages
-        self._registered: list[int] = []
+        self._pieces: list[tuple[Tensor, bool]] = []  # bytes in use, in whole pages, and whether GPUs copy them
+        self._registered: dict[int, int] = {}  # bytes by address, in the order in which they were locked
         # Memory that is unmapped while registered poisons later registrations of its addresses.
         self._unregister = weakref.finalize(self, _unregister, self._registered)
-        self.locked = False
 
-    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Returns the next `numel` elements, zero-filled, on pages of their own."""
+    def take(self, numel: int, dtype: torch.dtype, *, copied: bool = True) -> Tensor:
+        """Returns the next `numel` elements, zero-filled, on pages of their own. `copied`: whether GPUs copy them."""
         nbytes = numel * dtype.itemsize
         assert self._used + nbytes <= self._size, (self._used, nbytes, self._size)
         piece = self._base[self._used : self._used + aligned(nbytes)]
         if nbytes:  # CUDA registers no empty memory
-            self._pieces.append(piece)
+            self._pieces.append((piece, copied))
         self._used += aligned(nbytes)
         return piece[:nbytes].view(dtype)
 
     def lock(self) -> None:
-        """Page-locks all tensors taken so far, before anything is written to them.
+        """Page-locks all tensors taken so far, before anything is written to them: first those that GPUs copy.
 
-        If the system refuses to lock a tensor, all memory stays pageable and `locked` is False.
+        If the system refuses some of these, the others stay locked, less a RESERVE. If it refuses one that only the CPU
+        uses, all of that kind stay pageable, which leaves the room to others.
         """
-        cudart = _cudart()
-        refused = False
+        with phase("page-locking host memory", sum(len(piece) for piece, _ in self._pieces)) as locking:
+            if not self._register([piece for piece, copied in self._pieces if copied], locking):
+                self.unlock(self._locked // RESERVE)
+                return
+            before = self._locked
+            if not self._register([piece for piece, copied in self._pieces if not copied], locking):
+                self.unlock(self._locked - before)
+
+    def unlock(self, nbytes: int) -> int:
+        """Unlocks tensors, the last locked first, until these are `nbytes` or all. Returns how many bytes they are."""
+        return _unregister(self._registered, nbytes)
+
+    @property
+    def locking(self) -> Locking:
+        """What is page-locked of the tensors that GPUs copy."""
+        copied = [range(piece.data_ptr(), piece.data_ptr() + len(piece)) for piece, copied in self._pieces if copied]
+        return Locking(sum(map(len, copied)), tuple(one for one in copied if one.start not in self._registered))
+
+    @property
+    def _locked(self) -> int:
+        return sum(self._registered.values())
+
+    def _register(self, pieces: list[Tensor], locking: Phase) -> bool:
+        """Registers tensors that are not yet. Returns whether all are.
+
+        After a refusal, only smaller ones are tried. A refusal leaves an error in CUDA's runtime that the next kernel
+        launch of the same thread would report as its own; the threads of `in_parallel` end before that.
+        """
+        cudart, refused = _cudart(), self._size + 1  # bytes of the smallest that was refused
 
         def register(piece: Tensor) -> None:
             nonlocal refused
-            if refused:
+            address, nbytes = piece.data_ptr(), len(piece)
+            if nbytes >= refused or address in self._registered:
                 return
             # A thread clears pages at a few GB/s, by a write to each as within the call that registers them. Behind the
             # writes that call is short; others write meanwhile.
             piece[::ALIGNMENT].zero_()
-            if int(cudart.cudaHostRegister(piece.data_ptr(), len(piece), PORTABLE)) == 0:
-                self._registered.append(piece.data_ptr())
+            if int(cudart.cudaHostRegister(address, nbytes, PORTABLE)) == 0:
+                self._registered[address] = nbytes
             else:
-                refused = True
+                refused = min(refused, nbytes)
 
-        with phase("page-locking host memory", sum(map(len, self._pieces))) as locking:
-            in_parallel(
-                register, sorted(self._pieces, key=len, reverse=True), done=lambda piece: locking.add(len(piece))
-            )
-        if refused:
-            _unregister(self._registered)
-        self.locked = not refused
+        in_parallel(register, sorted(pieces, key=len, reverse=True), done=lambda piece: locking.add(len(piece)))
+        return refused > self._size
 
     def close(self) -> None:
         """Unlocks the memory. It is unmapped when its last tensor is deleted, and never before it is unlocked."""
@@ -113,9 +139,13 @@ def _cudart() -> Any:
     return torch.cuda.cudart()
 
 
-def _unregister(registered: list[int]) -> None:
-    while registered:
-        _cudart().cudaHostUnregister(registered.pop())
+def _unregister(registered: dict[int, int], nbytes: float = inf) -> int:
+    done = 0
+    while registered and done < nbytes:
+        address, size = registered.popitem()
+        _cudart().cudaHostUnregister(address)
+        done += size
+    return done
 
 
 @dataclass
@@ -255,14 +285,22 @@ class ModelStore:
         moments: Moments = "fp32",
         file_backed: bool = False,
         share: Share | None = None,
+        copied: bool = False,
     ) -> dict[str, int]:
-        """Bytes of host memory that a store takes, by buffer: "frozen", "params", "grad", "exp_avg", …"""
+        """Bytes of host memory that a store takes, by buffer: "frozen", "params", "grad", "exp_avg", …
+
+        `copied`: only of what GPUs copy.
+        """
         layout = _state_dtypes(dtype, generations, wide_grad, moments, replicas)
-        return _sizes(spec, dtype, layout, file_backed=file_backed, share=share)
+        return _sizes(spec, dtype, layout, file_backed=file_backed, share=share, copied=copied)
 
     @property
-    def locked(self) -> bool:
-        return self._arena.locked
+    def locking(self) -> Locking:
+        return self._arena.locking
+
+    def unlock(self, nbytes: int) -> int:
+        """Unlocks memory for others (Arena.unlock)."""
+        return self._arena.unlock(nbytes)
 
     @property
     def in_memory(self) -> tuple[int, ...]:
@@ -283,7 +321,9 @@ class ModelStore:
         if self._file_backed is not None and index in self._file_backed.units:
             return UnitState(unit, [], [], {}, None, file_backed=self._file_backed.units[index])
         if unit.mixed:
-            flat = self._arena.take(unit.nbytes(self.dtype.itemsize), torch.uint8)
+            flat = self._arena.take(
+                unit.nbytes(self.dtype.itemsize), torch.uint8, copied=_copied(self.spec, index, "params")
+            )
             plain, quantized = unit.held(flat, self.dtype)
             return UnitState(unit, [flat], [], {}, None, views=[plain], quantized=quantized)
         buffers: dict[str, list[Tensor]] = {}
@@ -291,7 +331,8 @@ class ModelStore:
         own = _own(self.spec, index, self.share)
         for name, dtype, shared in _of(self.spec, index, self._layout):
             numel = unit.numel if name in WHOLE else own.stop - own.start
-            buffers.setdefault(name, []).append(self._arena.take(numel // shared, dtype))
+            taken = self._arena.take(numel // shared, dtype, copied=_copied(self.spec, index, name))
+            buffers.setdefault(name, []).append(taken)
         return UnitState(
             unit,
             params=buffers["params"],
@@ -374,19 +415,36 @@ def _of(spec: ModelShape, index: int, layout: Layout) -> Layout:
     return [layout[0], *(buffer for buffer in layout if buffer[0] != "params")] if unit.wired else layout
 
 
+def _copied(spec: ModelShape, index: int, name: str) -> bool:
+    """Whether GPUs copy a buffer of a unit; they copy every wire. The host computes an embedding that is not tied."""
+    if index == 0 and not spec.tied:
+        return False
+    return name == "grad" or (name == "params" and not spec.units[index].wired)
+
+
 def _own(spec: ModelShape, unit: int, share: Share | None) -> slice:
     """The elements of a unit whose optimizer state this process has."""
     return slice(0, spec.units[unit].numel) if share is None else share.part(spec, unit)
 
 
 def _sizes(
-    spec: ModelShape, dtype: torch.dtype, layout: Layout, *, file_backed: bool, share: Share | None
+    spec: ModelShape,
+    dtype: torch.dtype,
+    layout: Layout,
+    *,
+    file_backed: bool,
+    share: Share | None,
+    copied: bool = False,
 ) -> dict[str, int]:
     sizes = {"frozen": frozen_bytes(spec, dtype, file_backed=file_backed)}
+    if copied and 0 in spec.frozen and not _copied(spec, 0, "params"):
+        sizes["frozen"] -= aligned(spec.units[0].nbytes(dtype.itemsize))
     trained = spec.trained(range(len(spec.units)))
     for index in trained:
         own = _own(spec, index, share)
         for name, kind, shared in _of(spec, index, layout):
+            if copied and not _copied(spec, index, name):
+                continue
             numel = spec.units[index].numel if name in WHOLE else own.stop - own.start
             sizes[name] = sizes.get(name, 0) + aligned(numel // shared * kind.itemsize)
     units = [spec.units[index] for index in trained]

@@ -32,7 +32,7 @@ class Request:
     temperature: float = 0.0  # 0: always the most likely token
     seed: int = 0
     raw: bool = False
-    tell: Callable[[str], object] = lambda said: None  # called with a sentence that names the state of a run
+    tell: Callable[[str], object] = lambda said: None  # called with sentences: the state of a run, slow copies
 
 
 def generate_text(request: Request, room: Room, wanted: str = "auto") -> list[str]:
@@ -88,7 +88,7 @@ def _prepared(request: Request, room: Room, wanted: str) -> _Prepared:
     _check_lengths(model, encoded)
     longest = max(map(len, encoded), default=0) + request.max_new_tokens
     placement = choose(Sizes.of(model.spec, model.dtype, len(encoded), longest, lower=LOWER), room, wanted)
-    return _Prepared(model.spec, placed(model, placement), encoded, model.ends(tokenizer), tokenizer)
+    return _Prepared(model.spec, placed(model, placement, request.tell), encoded, model.ends(tokenizer), tokenizer)
 
 
 def _check_lengths(model: Model, prompts: list[list[int]]) -> None:

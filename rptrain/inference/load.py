@@ -1,6 +1,7 @@
 """Loads a model for a conversation, and its base model beside it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,10 +26,15 @@ class LoadedChat:
         sizes = Sizes.of(self.model.spec, self.model.dtype)
         self.placement, self.speeds = choose(sizes, room, wanted), speeds(sizes, room)
         tokenizer = load_tokenizer(self.model.tokenizer)
-        self._weights = placed(self.model, self.placement)
+        self._weights = placed(self.model, self.placement, self._note)
         self._free = _free_on(self.placement.device)
         tuned = Speaker(self.model.spec, self._weights, self._free)
         self.chat = Chat(tokenizer, self.model.ends(tokenizer), tuned, self.model.longest)
+
+    def _note(self, said: str) -> None:
+        """Completes why the model answers slowly where it is."""
+        if said not in self.placement.reason:
+            self.placement = replace(self.placement, reason=f"{self.placement.reason}; {said}")
 
     def load_base(self) -> None:
         """Makes the base model answer too. That of adapters is the same weights without them.
@@ -51,7 +57,7 @@ class LoadedChat:
                     f"the base model takes {format_bytes(base.nbytes)}, and {format_bytes(self._free())} is free "
                     "beside the tuned one: free memory"
                 )
-            spec, weights = base.spec, placed(base, self.placement)
+            spec, weights = base.spec, placed(base, self.placement, self._note)
         self.chat.base = Speaker(spec, weights, self._free)
 
 

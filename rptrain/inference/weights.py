@@ -1,27 +1,37 @@
 """The weights of a model where it answers: on a device, or streamed to it block by block from host memory."""
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from rptrain.engine.page_locking import Locking
+from rptrain.engine.store import Arena, aligned
 from rptrain.inference.model import Model
 from rptrain.inference.placement import SLOTS, Placement
 from rptrain.kernels.quant import Quantized
 from rptrain.models.layers.generate import Weights
 from rptrain.models.spec import Unit
+from rptrain.utils.page_locks import locked_sentence, locking_advice
 from rptrain.utils.phases import phase
 
 UnitTensors = tuple[Mapping[str, Tensor], Mapping[str, Quantized]]  # of a unit: plain ones, and quantized ones
 
 
-def placed(model: Model, placement: Placement) -> Weights:
-    """Loads a model. A quantized one stays so on the GPU, and is dequantized once for the CPU."""
+def placed(model: Model, placement: Placement, tell: Callable[[str], object]) -> Weights:
+    """Loads a model. A quantized one stays so on the GPU, and is dequantized once for the CPU.
+
+    `tell` is called with a sentence if host memory for the GPU cannot be page-locked.
+    """
     if placement.kind == "cpu":
         return dense(model, placement.device)
     if placement.kind == "gpu":
         return Resident(model, placement.device)
-    return Streamed(model, placement.device)
+    streamed = Streamed(model, placement.device)
+    if streamed.locking.missing:
+        tell(locked_sentence(streamed.locking.locked, streamed.locking.copied, locking_advice()))
+    return streamed
 
 
 def dense(model: Model, device: torch.device) -> Weights:
@@ -58,7 +68,15 @@ class Streamed:
         self._units, self._layers = spec.units, spec.layers
         self._layer_of = {unit: number for number, layer in enumerate(spec.layers) for unit in layer.units}
         self._on_gpu = device.type == "cuda"
-        flats = _loaded(model, lock=self._on_gpu)
+        sizes = [unit.nbytes(self._dtype.itemsize) for unit in spec.units]
+        self._arena = Arena(sum(aligned(sizes[unit]) for unit in self._layer_of))
+        flats = [
+            self._arena.take(size, torch.uint8) if unit in self._layer_of else torch.zeros(size, dtype=torch.uint8)
+            for unit, size in enumerate(sizes)
+        ]
+        if self._on_gpu:
+            self._arena.lock()
+        model.load(flats)
         self._host = {unit: flat for unit, flat in enumerate(flats) if unit in self._layer_of}
         others = (unit for unit in range(len(flats)) if unit not in self._layer_of)
         self._resident = {unit: spec.units[unit].held(flats[unit].to(device), self._dtype) for unit in others}
@@ -67,7 +85,14 @@ class Streamed:
         self._held: list[int | None] = [None] * SLOTS  # the block in each slot
         self._current = 0  # the slot of the block that is read
         self._copying = torch.cuda.Stream(device) if self._on_gpu else None
+        if self._copying is not None:
+            weakref.finalize(self, self._copying.synchronize)  # before the host memory is unlocked
         self._arrived = [torch.cuda.Event() for _ in range(SLOTS)] if self._on_gpu else []
+
+    @property
+    def locking(self) -> Locking:
+        """How much of the blocks is page-locked."""
+        return self._arena.locking
 
     def __call__(self, index: int) -> Mapping[str, Tensor]:
         if index in self._resident:
@@ -105,13 +130,13 @@ class Streamed:
             start += flat.nbytes
 
 
-def _loaded(model: Model, *, lock: bool = False) -> list[Tensor]:
-    """The bytes of each unit in host memory, as `unit.held` describes them. `lock`: page-locked."""
+def _loaded(model: Model) -> list[Tensor]:
+    """The bytes of each unit in host memory, as `unit.held` describes them."""
     sizes = [unit.nbytes(model.dtype.itemsize) for unit in model.spec.units]
     with phase("allocating host memory", sum(sizes)) as allocating:
         flats = []
         for size in sizes:
-            flats.append(torch.zeros(size, dtype=torch.uint8, pin_memory=lock))
+            flats.append(torch.zeros(size, dtype=torch.uint8))
             allocating.add(size)
     model.load(flats)
     return flats

@@ -116,7 +116,7 @@ class Workload:
         codes = fraction_of_codes([unit])
         return update_bytes(self.dtype, self.moments, wide_grad=self.wide_grad, codes=codes)
 
-    def state_sizes(self, spec: ModelShape) -> dict[str, int]:
+    def state_sizes(self, spec: ModelShape, *, copied: bool = False) -> dict[str, int]:
         """Bytes of the model's states in host memory, by buffer; see ModelStore.sizes."""
         return ModelStore.sizes(
             spec,
@@ -127,6 +127,7 @@ class Workload:
             moments=self.moments,
             file_backed=self.file_backed,
             share=self.share,
+            copied=copied,
         )
 
 

@@ -17,6 +17,7 @@ from rptrain.runs.timeline import Schedule
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 from rptrain.utils.native_watchdog import LastRecord
+from rptrain.utils.page_locks import locked_sentence
 from rptrain.utils.units import format_bytes, format_loss, format_score
 
 SHOWN_ROWS = 8  # rows of the data that a sentence lists
@@ -223,6 +224,20 @@ class RowsLeftOut(Event):
 
 
 @dataclass(frozen=True)
+class MemoryNotLocked(Event):
+    """Only `locked` of the `copied` bytes of host memory that GPUs copy are page-locked. `advice`: for this machine."""
+
+    locked: Int
+    copied: Int
+    advice: str
+
+    severity: ClassVar[Severity] = "warning"
+
+    def sentence(self) -> str:
+        return locked_sentence(self.locked, self.copied, self.advice)
+
+
+@dataclass(frozen=True)
 class RecordsLost(Event):
     """`count` records before this one could not be written, for example because the disk was full."""
 
@@ -382,6 +397,7 @@ EVENTS: dict[str, type[Event]] = {
     "checkpoint_saved": CheckpointSaved,
     "save_failed": SaveFailed,
     "rows_left_out": RowsLeftOut,
+    "memory_not_locked": MemoryNotLocked,
     "records_lost": RecordsLost,
     "tracker_failed": TrackerFailed,
     "telemetry_failed": TelemetryFailed,

@@ -43,6 +43,7 @@ from rptrain.train.setup import initial_hashes, load_weights, open_engine, start
 from rptrain.train.telemetry import Telemetry, slots
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import TrainingError
+from rptrain.utils.page_locks import locking_advice
 from rptrain.utils.phases import Phase as LongPhase
 from rptrain.utils.phases import during, phase
 from rptrain.utils.text import counted
@@ -102,6 +103,7 @@ class Trainer:
         self._skipped = SkippedSteps(begun.job, self._emit)
         self._early_stopping = validation.EarlyStopping(begun.job.config.train.early_stopping_patience)
         self._validated: tuple[int, float | None] = (0, None)  # a step, and the validation loss after it
+        self._locking_told = False
         self._frozen: dict[str, Any] | None = None  # what checkpoints record about frozen weights
 
     def run(self, checkpoint: Path | None) -> None:
@@ -362,8 +364,10 @@ class Trainer:
                 shared=self._shared,
             )
         self._starved = 0.0
-        if not engine.locked and job.devices[0].startswith("cuda"):
-            self._progress.note("host memory could not be page-locked: transfers will be slower")
+        locking = engine.locking
+        if locking.missing and not self._locking_told:
+            self._emit(events.MemoryNotLocked(locking.locked, locking.copied, locking_advice()))
+            self._locking_told = True
         telemetry, watchdog = self._telemetry, self._watchdog
         with (
             engine,

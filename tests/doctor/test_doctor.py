@@ -12,10 +12,13 @@ from rptrain.doctor import gpu, host
 from rptrain.doctor.checks import Check, check, lines
 from rptrain.doctor.examine import examine
 from rptrain.doctor.gpu import CopyRates, Gpu, describe
+from rptrain.engine import store
 from rptrain.engine.optim import adam
 from rptrain.utils import native
 from rptrain.utils.nvml import Link
 from rptrain.utils.parallel import cores
+
+from ..engine.test_store import Runtime
 
 GOOD = Gpu(
     "cuda:0", "RTX 4090", 24 << 30, "8.9", "580.1", Link(4, 16, 4, 16), CopyRates(25e9, 26e9, 45e9), wait_value=True
@@ -73,7 +76,7 @@ def test_a_good_gpu():
         "RTX 4090, 24.0 GiB, compute capability 8.9, driver 580.1; PCIe 4 x16, 25.0 GB/s up, 26.0 down, "
         "45.0 both ways together; streams can wait for values"
     )
-    assert finding.figures["rates"] == {"up": 25e9, "down": 26e9, "both": 45e9}
+    assert finding.figures["rates"] == {"up": 25e9, "down": 26e9, "both": 45e9, "page_locked": True}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,7 @@ def test_a_good_gpu():
     [
         ({"link": Link(4, 8, 4, 16), "rates": CopyRates(12e9, 12e9, 20e9)}, "16 lanes and has 8"),
         ({"link": Link(3, 16, 4, 16), "rates": CopyRates(12e9, 12e9, 20e9)}, "could be PCIe 4"),
+        ({"rates": CopyRates(8e9, 8e9, 9e9, page_locked=False)}, "page-locking was refused"),
         ({"rates": CopyRates(25e9, 9e9, 20e9)}, "carries 32 GB/s"),
         ({"link": Link(4, None, 4, 16)}, None),
         ({"link": None}, None),
@@ -100,10 +104,8 @@ def test_what_gpus_need_of_the_host(monkeypatch):
 
 @pytest.mark.parametrize("locks", [True, False])
 def test_page_locking_is_tried(monkeypatch, locks):
-    def lock(arena: host.Arena) -> None:
-        arena.locked = locks
-
-    monkeypatch.setattr(host.Arena, "lock", lock)
+    runtime = Runtime((1 << 40) * locks)
+    monkeypatch.setattr(store, "_cudart", lambda: runtime)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 20, 1 << 20))
     finding = host._locking(gpus=True)
     assert finding.figures == {"limit": 1 << 20, "locks": locks}

@@ -10,24 +10,23 @@ import torch
 
 from rptrain.engine import store as memory
 from rptrain.engine.distributed.share import Share
+from rptrain.engine.page_locking import Locking, PageableRanges
 from rptrain.engine.store import Arena, ModelStore, aligned
-from rptrain.utils.parallel import cores, in_parallel
+from rptrain.utils.parallel import cores
 
-from ..run_tools import PATIENCE
 from . import plain, runs
 
 PAGE = mmap.PAGESIZE
+TIED = plain.config(tie_word_embeddings=True)
 
 
 class Runtime:
-    """Registers ranges as CUDA does: none twice, and refuses the call of number `refused`, from 0."""
+    """Registers ranges as CUDA does: none twice, and `limit` bytes in total."""
 
-    def __init__(self, refused=None):
-        self.refused = refused
+    def __init__(self, limit=1 << 40):
+        self.limit = limit
         self.calls = 0
         self.registered, self.resident = {}, []
-        self.refuser = None  # the thread whose call was refused
-        self.known = threading.Event()  # set: that thread has taken note of it
         self._lock = threading.Lock()
 
     def cudaHostRegister(self, address, nbytes, flags):
@@ -36,20 +35,17 @@ class Runtime:
         assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), pages) == 0
         with self._lock:
             self.calls += 1
-            late = self.refuser is not None
-            if self.calls - 1 == self.refused:
-                self.refuser = threading.get_ident()
+            if sum(self.registered.values()) + nbytes > self.limit:
                 return 2
             assert all(at + size <= address or address + nbytes <= at for at, size in self.registered.items())
             self.registered[address] = nbytes
             self.resident.append(all(page & 1 for page in pages))
-        if late:
-            assert self.known.wait(PATIENCE)
         return 0
 
     def cudaHostUnregister(self, address):
         with self._lock:
             del self.registered[address]
+        return 0
 
 
 @pytest.fixture
@@ -67,7 +63,7 @@ def tensors(store):
 @pytest.mark.parametrize("fp8", [False, True])
 def test_each_tensor_is_locked_by_itself_in_whole_pages_that_are_there(runtime, fp8):
     with runs.make_store(plain.config(), torch.bfloat16, asynchronous=True, lock=True, fp8=fp8) as store:
-        assert store.locked
+        assert not store.locking.missing
         assert runtime.registered == {t.data_ptr(): -(-t.nbytes // PAGE) * PAGE for t in tensors(store)}
         assert all(runtime.resident)
     assert not runtime.registered
@@ -77,28 +73,62 @@ def test_memory_is_zero_locked_or_not(runtime):
     with Arena(5 * PAGE) as locked, Arena(5 * PAGE) as free:
         taken = [(arena.take(3 * PAGE // 2, torch.int16), arena.take(7, torch.int64)) for arena in (locked, free)]
         locked.lock()
-        assert locked.locked and not free.locked
+        assert (locked.locking.missing, free.locking.missing) == (0, 4 * PAGE)
         assert not any(tensor.any() for pair in taken for tensor in pair)
 
 
-@pytest.mark.parametrize("refused", [0, 7, 23])
-def test_where_one_is_refused_none_stays_locked(runtime, refused, monkeypatch):
-    """Each of the other threads may make one more call, which it had decided on before the refusal was known."""
+def copied(store):
+    """The tensors that GPUs copy if the embedding is tied."""
+    for state in store.units:
+        yield from [*(state.wire or state.params), *state.grads]
 
-    def noted(function, items, **more):
-        def call(item):
-            function(item)
-            if runtime.refuser == threading.get_ident():
-                runtime.known.set()
 
-        in_parallel(call, items, **more)
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_limit_leaves_out_what_only_the_cpu_uses(runtime, tied, fp8):
+    """All of it, so that there is room for the buffers of an engine."""
+    cfg, options = plain.config(tie_word_embeddings=tied), {"asynchronous": True, "fp8": fp8}
+    with runs.make_store(cfg, torch.bfloat16, **options) as store:
+        wanted = [*copied(store)][0 if tied else len([*store.units[0].params, *store.units[0].grads]) :]
+        needed = sum(aligned(tensor.nbytes) for tensor in wanted)
+        assert needed == sum(ModelStore.sizes(store.spec, torch.bfloat16, generations=2, copied=True).values())
+    runtime.limit = needed + 10 * PAGE
+    with runs.make_store(cfg, torch.bfloat16, lock=True, **options) as store:
+        assert store.locking == Locking(needed)
+        assert sum(runtime.registered.values()) == needed
+        assert runtime.registered.keys() <= {tensor.data_ptr() for tensor in copied(store)}
+    assert not runtime.registered
 
-    monkeypatch.setattr(memory, "in_parallel", noted)
-    runtime.refused = refused
+
+@pytest.mark.parametrize("share", [0, 0.25, 0.8])
+def test_as_much_is_locked_as_a_limit_allows(runtime, share):
+    """Less a part that is left to others; tensors of a size that was refused are not tried again."""
+    with runs.make_store(TIED, torch.bfloat16, asynchronous=False) as store:
+        needed = store.locking.copied
+        sizes = sorted((aligned(tensor.nbytes) for tensor in copied(store)), reverse=True)
+    runtime.limit = int(needed * share)
+    with runs.make_store(TIED, torch.bfloat16, asynchronous=False, lock=True) as store:
+        locking, registered = store.locking, sum(runtime.registered.values())
+        assert locking.copied == needed and locking.locked == registered
+        assert runtime.limit * 7 / 8 - 2 * sizes[0] <= registered <= runtime.limit * 7 / 8
+        pageable = {at.start: len(at) for at in locking.pageable}
+        assert pageable | runtime.registered == {t.data_ptr(): aligned(t.nbytes) for t in copied(store)}
+        assert runtime.calls <= len(runtime.registered) + len({*sizes}) * cores() + len(sizes) / 8 + 1
+        ranges = PageableRanges(locking.pageable)
+        assert all(at.start in ranges and at.stop - 1 in ranges for at in locking.pageable)
+        assert not any(at in ranges or at + size - 1 in ranges for at, size in runtime.registered.items())
+    assert not runtime.registered
+
+
+def test_memory_that_is_unlocked_for_others_stays_pageable(runtime):
+    """What only the CPU uses is unlocked first."""
     with runs.make_store(plain.config(), torch.bfloat16, asynchronous=False, lock=True) as store:
-        assert not store.locked
-        assert not runtime.registered
-        assert runtime.calls <= refused + cores()
+        rest = sum(runtime.registered.values()) - store.locking.copied
+        assert rest <= store.unlock(rest) < rest + 1 and not store.locking.missing
+        done = store.unlock(3 * PAGE)
+        assert done == store.locking.missing >= 3 * PAGE
+        assert store.unlock(1 << 40) == store.locking.copied - done and not runtime.registered
+    assert not runtime.registered
 
 
 def test_memory_is_unlocked_before_it_is_unmapped(runtime):
@@ -154,7 +184,7 @@ def test_replicas_need_gradients_that_can_be_added():
 def test_each_gradient_of_a_group_is_locked(runtime):
     kind = {"lock": True, "wide_grad": True, "replicas": 3}
     with runs.make_store(plain.config(), torch.bfloat16, asynchronous=True, **kind) as store:
-        assert store.locked
+        assert not store.locking.missing
         assert {grad.data_ptr() for state in store.units for grad in state.grads} <= runtime.registered.keys()
 
 
@@ -164,5 +194,5 @@ def test_a_process_without_a_part_of_a_unit_locks_what_it_has(runtime, rank):
     kind = {"lock": True, "wide_grad": True, "share": Share(rank, 2, 2)}
     with runs.make_store(plain.config(), torch.bfloat16, asynchronous=True, **kind) as store:
         assert any(not len(state.remainder) for state in store.units)
-        assert store.locked and all(runtime.registered.values())
+        assert not store.locking.missing and all(runtime.registered.values())
         assert {t.data_ptr() for t in tensors(store) if len(t)} == runtime.registered.keys()

@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.page_locking import lockable
 from rptrain.engine import stage_pass
 from rptrain.engine.devices.cuda import CudaDevice, CudaStream
 from rptrain.engine.optim.loss_scale import LossScale
+from rptrain.engine.page_locking import PageableRanges, page_locked
+from rptrain.engine.store import Arena
 from rptrain.kernels.quant import FORMATS
 from rptrain.models.adapters.lora import LoRA
 from rptrain.schedule.plan import Plan
@@ -122,7 +125,7 @@ def test_mapped_weights_have_the_bits_of_those_in_memory(plan, tmp_path, monkeyp
     with memory, mapped_store(tmp_path, CFG, kind, dtype=torch.bfloat16, **options) as mapped:
         for store in (memory, mapped):
             with runs.engine_of(store, plan, tokens=128, device="cuda") as engine:
-                assert engine.locked
+                assert not engine.locking.missing
                 losses = [engine.evaluate(other)]
                 for batch in batches:
                     losses.append(engine.forward_backward(batch).result())
@@ -160,7 +163,7 @@ def test_graphs_change_nothing(plan, monkeypatch):
 
 
 def test_events_are_used_again_only_after_nothing_refers_to_them():
-    device = CudaDevice(0, page_locked=True)
+    device = CudaDevice(0)
     device.enter()
     kept = device.compute.record()
     handles = {device.compute.record().event.cuda_event for _ in range(10)}
@@ -172,7 +175,7 @@ def test_events_are_used_again_only_after_nothing_refers_to_them():
 
 
 def test_marks_keep_their_times_when_their_events_are_used_again():
-    device = CudaDevice(0, page_locked=True)
+    device = CudaDevice(0)
     device.enter()
     first, handles = device.compute.mark(), set()
     for _ in range(20):
@@ -186,11 +189,13 @@ def test_marks_keep_their_times_when_their_events_are_used_again():
 
 @pytest.mark.parametrize("page_locked", [True, False])
 def test_copies_follow_their_stream(page_locked):
-    device = CudaDevice(0, page_locked=page_locked)
-    device.enter()
     host = torch.arange(1 << 20, dtype=torch.int32)
     host = host.pin_memory() if page_locked else host
-    target, back = device.empty(1 << 20, torch.int32), torch.zeros_like(host, pin_memory=page_locked)
+    back = torch.zeros_like(host, pin_memory=page_locked)
+    ranges = [range(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in (host, back)]
+    device = CudaDevice(0, pageable=None if page_locked else PageableRanges(ranges))
+    device.enter()
+    target = device.empty(1 << 20, torch.int32)
     device.param_upload.copy("upload", target, host)
     device.compute.wait(device.param_upload.record())
     device.compute.run("double", lambda: target.mul_(2))
@@ -199,6 +204,31 @@ def test_copies_follow_their_stream(page_locked):
     device.grad_download.record().synchronize()
     assert torch.equal(back, host * 2)
     device.close()
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_same_bits_result_however_much_is_locked(plan):
+    def go(limit):
+        with lockable(limit):
+            return runs.run(
+                CFG, batches, f"{plan} | N=1 M=4 MR=2", asynchronous=True, dtype=torch.bfloat16, device="cuda"
+            )
+
+    batches = plain.make_batches(6, length=64)
+    whole = go(1 << 40)
+    for limit in (1 << 20, 1 << 16, 0):
+        assert same(whole, go(limit)), limit
+
+
+def test_a_refusal_leaves_no_error_to_the_next_kernel():
+    tensor = torch.ones(8)
+    with lockable(0), Arena(1 << 20) as arena:
+        arena.take(1 << 20, torch.uint8)
+        arena.lock()
+        assert arena.locking.missing == 1 << 20
+        tensor.to("cuda").add_(1)
+        assert page_locked(tensor) is tensor
+        tensor.to("cuda").add_(1)
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -239,7 +269,7 @@ def test_the_driver_allocates_nothing_in_steady_state(asynchronous):
         runs.make_store(CFG, torch.bfloat16, asynchronous=asynchronous, lock=True) as store,
         runs.engine_of(store, plan, tokens=128, asynchronous=asynchronous, device="cuda") as engine,
     ):
-        assert engine.locked
+        assert not engine.locking.missing
         for batch in batches:
             engine.forward_backward(batch).result()
             engine.step(1e-3).result()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rptrain.engine.devices import driver
 from rptrain.engine.devices.base import STREAMS, Event, Mark, Probe
+from rptrain.engine.page_locking import PageableRanges
 from rptrain.utils import numa
 
 
@@ -53,7 +54,9 @@ class CudaStream:
             work()
 
     def copy(self, where: str, target: Tensor, source: Tensor) -> None:
-        if not self._device.page_locked:
+        pageable = self._device.pageable
+        if pageable is not None and (target.data_ptr() in pageable or source.data_ptr() in pageable):
+            # It may wait for the stream; PyTorch releases the interpreter lock meanwhile.
             self.run(where, lambda: target.copy_(source, non_blocking=True))
             return
         if self._device.probe is not None:
@@ -166,7 +169,7 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
 class CudaDevice:
     """One GPU. `limit` caps the memory of torch's allocator, in bytes, without the CUDA context.
 
-    `page_locked`: all host memory used in copies is page-locked, so copies do not block.
+    `pageable`: the host memory used in copies that is not page-locked, whose copies block; None if all of it is.
 
     `replay` launches work operation by operation the first time, which compiles kernels and fills the libraries'
     caches, and then captures a CUDA graph for each set of buffer slots: from then on the work costs the host one
@@ -175,10 +178,14 @@ class CudaDevice:
     """
 
     def __init__(
-        self, index: int, limit: int | None = None, probe: Probe | None = None, *, page_locked: bool = False
+        self,
+        index: int,
+        limit: int | None = None,
+        probe: Probe | None = None,
+        pageable: PageableRanges | None = None,
     ) -> None:
         self.name = f"cuda:{index}"
-        self.probe, self.page_locked = probe, page_locked
+        self.probe, self.pageable = probe, pageable
         self._device = torch.device("cuda", index)
         total = torch.cuda.get_device_properties(index).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total) if limit else 1.0, index)

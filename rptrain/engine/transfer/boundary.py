@@ -5,6 +5,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
+from rptrain.engine.page_locking import Locking
 from rptrain.engine.store import Arena, aligned
 from rptrain.schedule.lower import Access, Boundaries
 from rptrain.schedule.plan import Plan
@@ -18,9 +19,7 @@ class BoundaryBuffers:
     writes the embedding of the next pass while the gradient of this one still arrives.
     """
 
-    def __init__(
-        self, bounds: Boundaries, plan: Plan, tokens: int, hidden: int, dtype: torch.dtype, *, lock: bool
-    ) -> None:
+    def __init__(self, bounds: Boundaries, plan: Plan, tokens: int, hidden: int, dtype: torch.dtype) -> None:
         self.chain, self._plan = bounds.chain, plan
         at_once = plan.round_size * plan.replicas
         self._arena = Arena(self.nbytes(len(bounds.chain), at_once, tokens, hidden, dtype))
@@ -31,8 +30,6 @@ class BoundaryBuffers:
             for parity in range(2 if boundary == 0 else 1)
             for place in range(plan.round_size)
         }
-        if lock:
-            self._arena.lock()
 
     @staticmethod
     def nbytes(boundaries: int, micro_batches: int, tokens: int, hidden: int, dtype: torch.dtype) -> int:
@@ -47,9 +44,13 @@ class BoundaryBuffers:
         where = group, boundary, parity, place
         return self._buffers[where], ("boundary", *where), uses * self.chain[boundary] + access.order
 
+    def lock(self) -> None:
+        """Page-locks what is not locked yet (Arena.lock); before an engine uses it."""
+        self._arena.lock()
+
     @property
-    def locked(self) -> bool:
-        return self._arena.locked
+    def locking(self) -> Locking:
+        return self._arena.locking
 
     def close(self) -> None:
         """Frees the memory; an engine may be kept for longer than it is used."""

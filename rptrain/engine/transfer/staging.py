@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import Event
+from rptrain.engine.page_locking import Locking
 from rptrain.engine.store import Arena, aligned
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units
@@ -29,18 +30,20 @@ def staging_bytes(spec: ModelShape, dtype: torch.dtype, devices: int) -> int:
 
 
 class StagingBuffers:
-    """The buffers of all devices; page-locked for CUDA."""
+    """The buffers of all devices; to be page-locked for CUDA."""
 
-    def __init__(self, spec: ModelShape, dtype: torch.dtype, devices: int, *, lock: bool) -> None:
+    def __init__(self, spec: ModelShape, dtype: torch.dtype, devices: int) -> None:
         size = buffer_bytes(spec, dtype)
         self._arena = Arena(staging_bytes(spec, dtype, devices))
         self.of = [[self._arena.take(size, torch.uint8) for _ in range(BUFFERS)] for _ in range(devices)]
-        if lock:
-            self._arena.lock()
+
+    def lock(self) -> None:
+        """Page-locks what is not locked yet (Arena.lock); before an engine uses it."""
+        self._arena.lock()
 
     @property
-    def locked(self) -> bool:
-        return self._arena.locked
+    def locking(self) -> Locking:
+        return self._arena.locking
 
     def close(self) -> None:
         """Frees the memory; an engine may be kept for longer than it is used."""
