@@ -1,7 +1,6 @@
 """The memory that a run needs and the memory that is available: on the host, each GPU and the disk."""
 
 import os
-import resource
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +29,7 @@ from rptrain.planner.model import carried_bytes
 from rptrain.runs.run_dir import RunDir, forks
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.utils.errors import UserError
+from rptrain.utils.page_locks import locking_notes
 from rptrain.utils.parallel import MAX_THREADS, most_threads
 from rptrain.utils.units import format_bytes
 
@@ -254,8 +254,7 @@ def _host(
 ) -> MemoryPlace:
     rows = row_bytes(spec, workload)
     parts = [*state_parts(spec, workload), MemoryPart("activations between stages", activations)]
-    parts += _staging(spec, workload, hardware)
-    locked = sum(part.nbytes for part in parts)
+    parts += (staging := _staging(spec, workload, hardware))
     if rows:
         parts.append(MemoryPart("sums of the embedding's gradient", rows))
     if exchanged := exchange_bytes(spec, workload):
@@ -273,12 +272,9 @@ def _host(
             f"a process can use about {usable(100, len(hardware.gpus))}% of the memory that --host installs: firmware "
             "and kernel take the rest, in part to page-lock it"
         )
-    lock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    if hardware.gpus and hardware.here and lock != resource.RLIM_INFINITY and lock < locked:
-        notes.append(
-            f"{format_bytes(locked)} will be page-locked, but `ulimit -l` allows {format_bytes(lock)}: transfers are "
-            "slower if the driver obeys it"
-        )
+    if hardware.gpus and hardware.here:
+        copied = activations + sum(workload.state_sizes(spec, copied=True).values())
+        notes += locking_notes(copied + sum(part.nbytes for part in staging))
     parts += _process(config, spec, workload, hardware)
     return MemoryPlace("host memory", "host", tuple(parts), hardware.host, hardware.host_source, tuple(notes))
 

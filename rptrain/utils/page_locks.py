@@ -2,6 +2,7 @@
 
 import platform
 import resource
+from collections.abc import Iterator
 
 from rptrain.utils.units import format_bytes
 
@@ -13,6 +14,19 @@ def locked_sentence(locked: int, copied: int, advice: str) -> str:
     """What it costs that only `locked` of the `copied` bytes of host memory are page-locked, and the advice."""
     part = format_bytes(locked) if locked else "none"
     return f"{part} of the {format_bytes(copied)} of host memory that GPUs copy is page-locked: {COST}. {advice}"
+
+
+def locking_notes(copied: int) -> Iterator[str]:
+    """What may keep this machine from page-locking the `copied` bytes of host memory that GPUs of a planned run copy."""
+    limit = memlock_limit()
+    limits = [WSL_LIMIT] if is_wsl() else []
+    if limit is not None and limit < copied:
+        limits.append(f"`ulimit -l` allows {format_bytes(limit)}, which some drivers obey")
+    if limits:
+        yield (
+            f"GPUs copy {format_bytes(copied)} of it, which a run page-locks, but {' and '.join(limits)}: {COST}. "
+            f"{locking_advice()}"
+        )
 
 
 def locking_advice() -> str:

@@ -120,6 +120,15 @@ def test_as_much_is_locked_as_a_limit_allows(runtime, share):
     assert not runtime.registered
 
 
+def test_smaller_tensors_are_locked_after_a_refusal(runtime):
+    runtime.limit = 3 * PAGE
+    with Arena(8 * PAGE) as arena:
+        for pages in (2, 5, 1):
+            arena.take(pages * PAGE, torch.uint8)
+        arena.lock()
+        assert 0 < arena.locking.locked < runtime.limit and len(runtime.registered) == 1
+
+
 def test_memory_that_is_unlocked_for_others_stays_pageable(runtime):
     """What only the CPU uses is unlocked first."""
     with runs.make_store(plain.config(), torch.bfloat16, asynchronous=False, lock=True) as store:

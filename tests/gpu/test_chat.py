@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.page_locking import lockable
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.placement import Sizes
 from rptrain.inference.settings import AnswerSettings
@@ -54,6 +55,14 @@ def test_the_same_answers_wherever_the_model_is(tmp_path: Path, base: str) -> No
         on_gpu, streamed, on_cpu = (answers(source, placement) for placement in PLACEMENTS)
         assert on_gpu == streamed == on_cpu and on_gpu[0] != on_gpu[1]
     assert tools.generated(run.path, ["Sort: 321"], GREEDY.max_new_tokens, 0.0, 0, raw=False) == on_gpu[:1]
+
+
+def test_the_same_answers_however_much_is_locked(tmp_path: Path) -> None:
+    run = trained(tmp_path, "bf16")
+    expected = answers(run.path, "streamed")
+    for limit in (1 << 18, 0):
+        with lockable(limit):
+            assert answers(run.path, "streamed") == expected
 
 
 @BASES

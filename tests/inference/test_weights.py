@@ -8,8 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
+from rptrain.engine.page_locking import Locking
 from rptrain.inference import weights
-from rptrain.inference.model import find_model
+from rptrain.inference.generate import Request, generate_text
+from rptrain.inference.load import LoadedChat
+from rptrain.inference.model import Model, find_model
+from rptrain.inference.placement import Room
 from rptrain.inference.weights import Resident, Streamed, dense
 from rptrain.models.layers.generate import generate
 from rptrain.utils.errors import UserError
@@ -64,6 +68,26 @@ def test_two_blocks_at_most_are_on_the_device(tmp_path: Path, monkeypatch: pytes
     generate(model.spec, place, PROMPTS, 2)
     assert len(model.spec.layers) == 3 and copies[:5] == [(0, 1), (1, 0), (2, 1), (0, 0), (1, 1)]
     assert len(place._slots) == 2
+
+
+def test_what_copies_of_pageable_memory_cost_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Partly(Streamed):
+        """A GPU's, on the CPU."""
+
+        locking = Locking(3 << 20, (range(1 << 20),))
+
+        def __init__(self, model: Model, device: torch.device) -> None:
+            assert device.type == "cuda"
+            super().__init__(model, CPU)
+
+    tools.write_model(tmp_path / "model")
+    room = Room(1 << 40, 1e10, "RTX 4090", 1 << 40, 1e12, 1e10)
+    expected = generate_text(Request(tmp_path / "model", ["a b"], 3), room, "cpu")
+    monkeypatch.setattr(weights, "Streamed", Partly)
+    said: list[str] = []
+    assert generate_text(Request(tmp_path / "model", ["a b"], 3, tell=said.append), room, "streamed") == expected
+    assert len(said) == 1 and said[0].startswith("2.00 MiB of the 3.00 MiB")
+    assert LoadedChat(tmp_path / "model", room, "streamed").placement.reason == f"chosen; {said[0]}"
 
 
 @pytest.mark.parametrize("dtype", [None, "float16"])

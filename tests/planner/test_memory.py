@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import resource
 import shutil
 import subprocess
 import sys
@@ -44,6 +46,7 @@ from rptrain.schedule.plan import Plan
 from rptrain.train.run import train
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import most_threads
+from rptrain.utils.units import format_bytes
 
 from .. import own_memory
 from .. import run_tools as tools
@@ -249,6 +252,30 @@ def test_states_are_the_buffers_of_the_store(folder, dtype, moments, update, siz
     assert run.store_bytes == sum(ModelStore.sizes(spec, workload.dtype, **options).values())
     with ModelStore(spec, workload.dtype, **options) as store:
         assert store._arena._used == run.store_bytes
+        assert store.locking.copied == sum(workload.state_sizes(spec, copied=True).values())
+
+
+@pytest.mark.parametrize(
+    ("release", "limit", "said"),
+    [
+        ("6.8.0-87-generic", resource.RLIM_INFINITY, []),
+        ("6.8.0-87-generic", 1 << 20, ["`ulimit -l` allows 1.00 MiB"]),
+        ("5.15.167.4-microsoft-standard-WSL2", resource.RLIM_INFINITY, [".wslconfig"]),
+        ("5.15.167.4-microsoft-standard-WSL2", 1 << 20, ["`ulimit -l` allows 1.00 MiB", ".wslconfig"]),
+    ],
+    ids=["no-limit", "ulimit", "wsl2", "both"],
+)
+def test_what_may_keep_memory_from_being_locked(folder, monkeypatch, release, limit, said):
+    config, spec, hardware, *_ = planned(folder)
+    monkeypatch.setattr(platform, "release", lambda: release)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+    cards = devices.planned(CARDS["rtx4090"], 1, None, config.engine)
+    for found, expected in ((replace(cards, here=True), said), (cards, []), (hardware, [])):
+        run, memory = plan_run(config, spec, found)
+        notes = [note for note in memory.host.notes if "page-locks" in note]
+        assert len(notes) == bool(expected) and all(text in notes[0] for text in expected)
+        copied = sum(Workload.of(config, cards.machine.card).state_sizes(spec, copied=True).values())
+        assert not notes or format_bytes(copied + run.boundary_bytes) in notes[0]
 
 
 def test_one_of_several_processes_has_its_share_of_the_optimizer_state(folder):

@@ -11,7 +11,9 @@ import pytest
 
 import rptrain.train.setup
 from rptrain.config.resolve import resolve
+from rptrain.engine.engine import Engine
 from rptrain.engine.meter import Measured, Meter
+from rptrain.engine.page_locking import Locking
 from rptrain.planner import memory
 from rptrain.planner.memory import plan_run
 from rptrain.planner.timings import FILE
@@ -230,10 +232,16 @@ def check_slots(run: RunDir) -> None:
 
 
 def test_plans_that_no_step_compares(folder, undisturbed, monkeypatch, notes):
-    """Nothing is known of the new plan, and a resumed run measures again."""
+    """Nothing is known of the new plan, and a resumed run measures again. That memory is not page-locked is said once
+    for both engines.
+    """
     expected = undisturbed(*SHORT)
     tools.replan_with(monkeypatch, tools.STAGES)
+    monkeypatch.setattr(Engine, "_lock", lambda *_: Locking(1 << 30, (range(3 << 28),)))
     run = tools.train_here(folder, *SHORT, "save.save_steps=2")
+    (slow,) = tools.events(run, events.MemoryNotLocked)
+    assert (slow.locked, slow.copied) == (1 << 28, 1 << 30)
+    assert notes.count(slow.sentence()) == 1 and "256 MiB of the 1.00 GiB" in slow.sentence()
     check_same(run, expected)
     assert stages(run) == [ONE, tools.STAGES]
     assert not (run.path / FILE).exists()
