@@ -17,7 +17,7 @@ def locked_sentence(locked: int, copied: int, advice: str) -> str:
 
 
 def locking_notes(copied: int) -> Iterator[str]:
-    """What may keep this machine from page-locking the `copied` bytes of host memory that GPUs of a planned run copy."""
+    """What may keep this machine from page-locking the `copied` bytes that GPUs of a planned run copy."""
     limit = memlock_limit()
     limits = [WSL_LIMIT] if is_wsl() else []
     if limit is not None and limit < copied:
