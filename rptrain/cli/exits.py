@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 
 import typer
 
+from rptrain.engine.failures import gpu_failure
 from rptrain.runs.signals import INTERRUPTED, PROCESS
 from rptrain.utils import temporary
 from rptrain.utils.errors import TrainingError, UserError, describe, explained, out_of_resources
@@ -15,8 +16,8 @@ from rptrain.utils.errors import TrainingError, UserError, describe, explained, 
 @contextmanager
 def exit_codes() -> Iterator[None]:
     """Exit with 2 for errors of the user, among them files that cannot be read, with 130 for an interrupt, and with 1
-    for a run that diverged, a disk that fails or a library that exits. Any other error exits with 1 and shows its
-    traceback.
+    for a run that diverged, a disk or a GPU that fails or a library that exits. Any other error exits with 1 and shows
+    its traceback; that of a GPU does so with CUDA_LAUNCH_BLOCKING=1, with which its traceback names the kernel.
     """
     PROCESS.begin()
     try:
@@ -28,7 +29,9 @@ def exit_codes() -> Iterator[None]:
         print(shown, file=sys.stderr)
         raise typer.Exit(2 if isinstance(shown, UserError) else 1) from None
     except (MemoryError, RuntimeError, ImportError) as error:
-        if (shown := out_of_resources(error)) is None:
+        failed = None if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1" else gpu_failure(error)
+        shown = out_of_resources(error) if failed is None else TrainingError("\n".join(failed.lines()))
+        if shown is None:
             raise
         print(shown, file=sys.stderr)
         raise typer.Exit(1) from None

@@ -48,7 +48,8 @@ class Context:
             first = self.failure is None
             if first:
                 thread = threading.current_thread().name
-                self.failure = EngineError(f"{thread}, {where}: {describe(error, with_type=True)}")
+                text = f"{thread}, {where}: {describe(error, with_type=True)}"
+                self.failure = EngineError(text, thread.partition(" ")[0], where)
                 self.failure.__cause__ = error
         self.board.abort()
         if first and self.told is not None:

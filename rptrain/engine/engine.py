@@ -10,12 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from rptrain.engine.context import Context
-from rptrain.engine.devices.base import STREAMS, Device, Probe
+from rptrain.engine.devices.base import STREAMS, Device, Probe, Stream
 from rptrain.engine.devices.cpu import CpuDevice
 from rptrain.engine.devices.cuda import CudaDevice
 from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.embedding import EmbeddingWorker
-from rptrain.engine.errors import Aborted
+from rptrain.engine.errors import Aborted, EngineError
+from rptrain.engine.failures import gpu_failure
 from rptrain.engine.footprint import Shapes, footprint
 from rptrain.engine.iteration import (
     Evaluation,
@@ -44,6 +45,7 @@ from rptrain.schedule.lower import boundaries
 from rptrain.schedule.plan import Computation, Plan
 from rptrain.schedule.validate import validate
 
+FAILED = "has failed"
 ITERATIONS_AHEAD = 2  # iterations in progress at once: one that ends, one that begins
 
 
@@ -98,6 +100,7 @@ class Engine:
         self._tokens, self._shared = tokens, shared
         self._cuda = any(name.startswith("cuda") for name in devices)
         self._next = self._steps = self._evaluations = 0  # calls of forward_backward, step, evaluate
+        self._named = False  # the GPU that failed
         self._threads: list[Worker | OptimizerWorker | EmbeddingWorker] = []
         with ExitStack() as stack:
             stack.callback(Reproducible(cuda=self._cuda, fp16_accumulation=fp16_accumulation).restore)
@@ -176,7 +179,7 @@ class Engine:
             device: Device = CudaDevice(int(index), limit, probe, pageable)
         else:
             device = CpuDevice(name, self._context.aborted, self._context.fail, probe)
-        stack.callback(device.close)
+        stack.callback(self._close_device, device)
         return device
 
     @property
@@ -215,6 +218,8 @@ class Engine:
             except Aborted:
                 self._check()
                 raise
+            except RuntimeError as error:  # of a GPU, which may fail after it has computed the losses
+                self._context.fail("losses", error)
             self._check()
             return iteration.losses
 
@@ -294,7 +299,8 @@ class Engine:
             for name, (key, number) in self._context.board.waiting().items()
         }
         streams = {f"{device.name} {stream}": getattr(device, stream) for device in self._devices for stream in STREAMS}
-        return threads | {f"{name} stream": "has work" for name, stream in streams.items() if stream.busy()}
+        states = {f"{name} stream": _state(stream) for name, stream in streams.items()}
+        return threads | {name: state for name, state in states.items() if state}
 
     def measured(self) -> Measured | None:
         """Ends the measurement and returns the times of the steps so far; call `synchronize` to include all of them.
@@ -350,13 +356,35 @@ class Engine:
 
     def _check(self) -> None:
         if self._context.failure is not None:
+            self._name_device(self._context.failure)
             raise self._context.failure
+
+    def _name_device(self, failure: EngineError) -> None:
+        """Names the GPU at fault. Another one's thread may have met the error first, as it waited for the GPU's work:
+        the streams of a failed GPU refuse every call.
+        """
+        if self._named or gpu_failure(failure) is None:
+            return
+        self._named, labels = True, {device.name: device.label for device in self._devices}
+        failed = [device.label for device in self._devices if _state(device.compute) == FAILED]
+        failure.device = failed[0] if len(failed) == 1 else labels.get(failure.device, "")
+
+    @property
+    def _gpu_lost(self) -> bool:
+        failed = self._context.failure and gpu_failure(self._context.failure)
+        return self._cuda and failed is not None and failed.final
+
+    def _close_device(self, device: Device) -> None:
+        if not self._gpu_lost:
+            device.close()
 
     def _end_threads(self) -> None:
         for thread in self._threads:
             thread.submit(None)
         for thread in self._threads:
             thread.join()
+        if self._gpu_lost:  # other GPUs may wait for its work, which never ends; memory is freed with the process
+            return
         for device in self._devices:  # all devices before any memory is freed: freeing one's may touch the others'
             device.finish()
         self._threads.clear()  # frees their device memory before the devices are closed
@@ -380,3 +408,11 @@ class Engine:
             raise
         if error is None:
             self._check()
+
+
+def _state(stream: Stream) -> str:
+    """What a stream does, without waiting for it; empty if it has no work."""
+    try:
+        return "has work" if stream.busy() else ""
+    except RuntimeError:  # CUDA refuses every call once a GPU has failed
+        return FAILED

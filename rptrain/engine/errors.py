@@ -2,7 +2,14 @@
 
 
 class EngineError(RuntimeError):
-    """A thread of the engine failed. The message names the device, the stage and the micro-batch."""
+    """A thread of the engine failed. The message names the device, the stage and the micro-batch.
+
+    `device`: the device at fault, or the thread; `place`: the work in progress.
+    """
+
+    def __init__(self, message: str, device: str = "", place: str = "") -> None:
+        super().__init__(message)
+        self.device, self.place = device, place
 
 
 class Aborted(Exception):

@@ -86,7 +86,7 @@ def begin_run(prepared: Prepared, group: Group, watchdog: Watchdog, stack: ExitS
     log = log or stack.enter_context(EventLog(run.events_path))
     if group.kept is not None:
         group.kept.set(RUN, str(run.path.absolute()))
-    end = RunEnd(run, log, watchdog, alone=group.peers is None)
+    end = RunEnd(run, log, watchdog, run.path, alone=group.peers is None)
     return Begun(run, run, checkpoint, prepared.job, log, end, RunView(run.path))
 
 
@@ -137,7 +137,7 @@ def _join(
     records = run.of_process(group.rank)
     records.path.mkdir(mode=0o700, exist_ok=True)
     log = stack.enter_context(EventLog(records.events_path))
-    end = RunEnd(run, log, watchdog, alone=False)
+    end = RunEnd(run, log, watchdog, records.path, alone=False)
     return Begun(run, records, checkpoint, job, log, end, RunView(records.path))
 
 

@@ -32,9 +32,9 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
 
     Writes `model/`, a Hugging Face directory, to the run's folder, unless the STOP command ended the run earlier.
     Raises UserError before anything large is loaded, EngineError if training fails (the last checkpoint remains),
-    TrainingError if the disk is full, file-backed weights were changed, the model diverged, the run's folder was
-    deleted or another process was lost, and KeyboardInterrupt after a signal. `watchdog` is that of the process;
-    without it, a stall is only reported.
+    TrainingError if a GPU failed, the disk is full, memory ran out, file-backed weights were changed, the model
+    diverged, the run's folder was deleted or another process was lost, and KeyboardInterrupt after a signal. `watchdog`
+    is that of the process; without it, a stall is only reported.
     """
     launch = Launch.of()
     begun: Begun | None = None
@@ -85,6 +85,7 @@ def _trainer(begun: Begun, group: Group, progress: ProgressDisplay, watchdog: Wa
     stack.enter_context(watchdog.watching(watched))
     log.listen(watchdog.hear)
     job, measure = with_recorded_times(begun.job, records.path)
+    end.vram = min((gpu.limit for gpu in job.hardware.gpus), default=None)
     patience = min(job.config.engine.stall_timeout or PATIENCE, PATIENCE)
     if group.first:
         followers = stack.enter_context(Trackers(job.config, run, emit, patience))

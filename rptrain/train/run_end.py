@@ -2,10 +2,15 @@
 
 import shlex
 import threading
+import traceback
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
+from rptrain.config.types import format_size
 from rptrain.engine.distributed.peers import PeerLost
 from rptrain.engine.errors import EngineError
+from rptrain.engine.failures import GpuFailure, gpu_failure
 from rptrain.runs.control import STOP, StopRequested
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import Failed, Finished, Stopped
@@ -15,8 +20,12 @@ from rptrain.train.save import Saver
 from rptrain.train.telemetry import Telemetry
 from rptrain.train.trackers import Trackers
 from rptrain.train.watchdog import Stall, Watchdog
-from rptrain.utils.errors import RunDeleted, TrainingError, UserError, describe
+from rptrain.utils.errors import RunDeleted, TrainingError, UserError, describe, out_of_resources
+from rptrain.utils.paths import inside
 
+TRACEBACK = "failure.txt"  # the file with the traceback of the last failure of a GPU
+LESS = 0.9  # the fraction of its GPU memory with which a run is resumed after it ran out of it
+STEP = 1 << 28  # bytes; limits are multiples of it
 CANCELING = 2.0  # most seconds to wait for a canceled save: it may hang
 
 
@@ -25,13 +34,16 @@ class RunEnd:
 
     Threads may share it: the watchdog's records a stall. `saver` is None until there is one. `observers` are closed
     before the last record of a complete run, so that what fails then is recorded, too. `trained` is set after the last
-    step. `alone`: no other process trains the run.
+    step. `vram` is the least memory in bytes that the plan may use on a GPU, None with CPU workers. `alone`: no other
+    process trains the run. `folder`: for the traceback of a failed GPU.
     """
 
-    def __init__(self, run: RunDir, log: EventLog, watchdog: Watchdog, *, alone: bool) -> None:
+    def __init__(self, run: RunDir, log: EventLog, watchdog: Watchdog, folder: Path, *, alone: bool) -> None:
         self.saver: Saver | None = None
         self.observers: tuple[Trackers | Telemetry, ...] = ()
         self.trained = False
+        self.vram: int | None = None
+        self._folder = folder
         self._run, self._log, self._watchdog, self._alone = run, log, watchdog, alone
         self._lock = threading.Lock()
         self._recorded = False
@@ -69,7 +81,11 @@ class RunEnd:
     def raised(self, error: BaseException) -> BaseException:
         """Record the error, and return what the caller should raise in its place."""
         self.record(error)
-        return error if self._failure is None else self._failure
+        if self._failure is not None:
+            return self._failure
+        if isinstance(error, Exception) and not isinstance(error, UserError | TrainingError):
+            error.add_note(_how_to_resume(self._run, alone=self._alone, failed=True))  # below its traceback
+        return error
 
     def how_to_resume(self) -> str:
         """How to resume the run, which was stopped."""
@@ -92,12 +108,33 @@ class RunEnd:
                 self._watchdog.closing(1, message)
 
     def _message(self, error: BaseException) -> str:
-        if (cause := _fixable(error, self.trained)) is None:
-            return describe(error, with_type=not isinstance(error, Stall))
         done = "Training is complete, and only the exported model is missing. " if self.trained else ""
-        how = _how_to_resume(self._run, alone=self._alone, failed=True)
-        self._failure = TrainingError(f"{describe(cause)}. {done}{how}")
+        if (gpu := gpu_failure(error)) is not None:
+            self._failure = TrainingError("\n".join((*gpu.lines(), f"{done}{self._how_after(gpu)}", self._kept(error))))
+            if gpu.final:
+                self._watchdog.abandon_threads()  # nothing of the GPU can be waited for, or freed
+        elif (cause := _fixable(error, self.trained)) is not None:
+            how = _how_to_resume(self._run, alone=self._alone, failed=True)
+            self._failure = TrainingError(f"{describe(cause)}. {done}{how}")
+        else:
+            return describe(error, with_type=not isinstance(error, Stall))
         return str(self._failure)
+
+    def _how_after(self, gpu: GpuFailure) -> str:
+        """How to resume after a GPU failed: with a lower limit if its memory was too small."""
+        less = ()
+        if gpu.kind == "memory" and self.vram is not None:
+            less = (f"engine.vram_limit={format_size(int(self.vram * LESS) // STEP * STEP)}",)
+        return _how_to_resume(self._run, alone=self._alone, failed=True, changes=less)
+
+    def _kept(self, error: BaseException) -> str:
+        """Writes the traceback to a file, and says where it is."""
+        try:
+            path = inside(self._folder, TRACEBACK)
+            path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace")
+        except (OSError, UserError) as refused:
+            return f"The traceback could not be written: {describe(refused)}"
+        return f"The traceback is in {path}"
 
     def _end_save(self, error: BaseException) -> None:
         if self.saver is None:
@@ -114,19 +151,23 @@ class RunEnd:
 
 
 def _fixable(error: BaseException, trained: bool) -> BaseException | None:
-    """The cause, if it is outside the program: a full disk, files of file-backed weights that changed, another process
-    that was lost. After the last step also every UserError: the model's files may be missing or changed.
+    """The cause, if it is outside the program: a full disk, no memory, files of file-backed weights that changed,
+    another process that was lost. After the last step also every UserError: the model's files may be missing or
+    changed.
     """
     if isinstance(error, EngineError) and isinstance(error.__cause__, UserError | PeerLost):
         return error.__cause__
+    if (exhausted := out_of_resources(error)) is not None:
+        return exhausted
     return error if isinstance(error, OSError | PeerLost) or (trained and isinstance(error, UserError)) else None
 
 
-def _how_to_resume(run: RunDir, *, alone: bool, failed: bool) -> str:
-    saved = run.checkpoints()
+def _how_to_resume(run: RunDir, *, alone: bool, failed: bool, changes: Sequence[str] = ()) -> str:
+    """A sentence without its end. `changes`: settings to resume with."""
+    saved, others = run.checkpoints(), f", with {' '.join(changes)}" if changes else ""
     if not saved:
-        return f"The run has no checkpoint: {'fix the problem and ' if failed else ''}start again"
+        return f"The run has no checkpoint: {'fix the problem and ' if failed else ''}start again{others}"
     if not alone:
         return f"{saved[-1].name} is complete: processes that torchrun starts again resume from it"
-    command = shlex.join(["rptrain", "--config", str(run.config_path), f"save.resume={run.path}"])
+    command = shlex.join(["rptrain", "--config", str(run.config_path), f"save.resume={run.path}", *changes])
     return f"{saved[-1].name} is complete: {'fix the problem, then ' if failed else ''}resume from it with: {command}"

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from rptrain.engine.engine import Engine
+from rptrain.engine.failures import gpu_failure
 from rptrain.engine.recorder import Activity, LaneState
 from rptrain.engine.store import available_bytes
 from rptrain.engine.trace import Span
@@ -130,6 +131,8 @@ class Telemetry:
                 self._gpus = [self._handle(name) for name in self._devices]
                 self._record()
         except BaseException as error:  # noqa: BLE001 (whatever it is, training continues)
+            if gpu_failure(error) is not None:  # training ends with the same error
+                return
             self._emit(TelemetryFailed(describe(error, with_type=True)))
 
     def _record(self) -> None:

@@ -83,7 +83,7 @@ def out_of_resources(error: BaseException) -> TrainingError | None:
     """
     cause: BaseException | None = error
     while cause is not None:
-        text = str(cause)
+        text = describe(cause)
         if isinstance(cause, RuntimeError) and "can't start new thread" in text:
             return TrainingError("no more threads can be started: raise the limits of `ulimit -u` and `ulimit -v`")
         refused = isinstance(cause, RuntimeError | ImportError) and any(words in text for words in _NO_MEMORY)

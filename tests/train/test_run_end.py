@@ -72,7 +72,10 @@ def test_an_end_before_or_after_the_steps_is_recorded(tmp_path, monkeypatch, pla
         resume = "checkpoint-6 is complete: resume from it with: rptrain --config " if saved else "start again"
         assert resume in told.stdout.splitlines()[-1]
     else:
-        assert (told.exit_code, last(tmp_path)) == (1, ("failed", "MemoryError: no memory"))
+        kind, sentence = last(tmp_path)
+        assert (told.exit_code, kind) == (1, "failed") and sentence and told.stderr.endswith(f"{sentence}\n")
+        assert sentence.startswith("memory cannot be allocated: ")
+        assert ("resume from it with: rptrain --config " if saved else RESTART) in sentence
 
 
 def test_an_interrupt_in_the_final_evaluation_loses_no_model(tmp_path, monkeypatch):

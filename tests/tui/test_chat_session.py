@@ -9,9 +9,11 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
+import torch
 
 from rptrain.inference.chat import Speed
 from rptrain.inference.settings import AnswerSettings
@@ -125,6 +127,18 @@ def test_the_process_answers_without_a_base_model_that_cannot_be_loaded() -> Non
 def test_requests_to_a_process_without_a_model_are_left_out() -> None:
     reports = StringIO()
     Child(StringIO(), reports)._handle("reset")
+    assert not reports.getvalue()
+
+
+def test_a_gpu_that_fails_ends_the_process_with_a_line() -> None:
+    reports = StringIO()
+    child = Child(StringIO(), reports)
+    lost = torch.AcceleratorError("CUDA error: device lost\nCompile with `TORCH_USE_CUDA_DSA`")
+    chat = SimpleNamespace(ask=Mock(side_effect=lost))
+    child._loaded = SimpleNamespace(chat=chat)  # pyright: ignore[reportAttributeAccessIssue]
+    request = {"do": "ask", "said": "a", "system": "", "base": False, "settings": asdict(AnswerSettings())}
+    with pytest.raises(SystemExit, match=r"CUDA error: device lost\. .*dmesg.*\.$"):
+        child._respond(request)
     assert not reports.getvalue()
 
 

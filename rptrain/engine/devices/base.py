@@ -67,6 +67,11 @@ class Device(Protocol):
     name: str
 
     @property
+    def label(self) -> str:
+        """The device as errors name it: a GPU with its model and the beginning of its UUID."""
+        ...
+
+    @property
     def compute(self) -> Stream: ...
 
     @property

@@ -124,6 +124,10 @@ class CpuDevice:
         self.activation_download = streams["activation_download"]
 
     @property
+    def label(self) -> str:
+        return self.name
+
+    @property
     def torch_device(self) -> torch.device:
         return torch.device("cpu")
 

@@ -187,7 +187,9 @@ class CudaDevice:
         self.name = f"cuda:{index}"
         self.probe, self.pageable = probe, pageable
         self._device = torch.device("cuda", index)
-        total = torch.cuda.get_device_properties(index).total_memory
+        properties: Any = torch.cuda.get_device_properties(index)
+        self.label = f"{self.name} ({properties.name}, GPU-{str(properties.uuid)[:8]})"
+        total = properties.total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total) if limit else 1.0, index)
         with torch.cuda.device(index):
             pool = torch.cuda.MemPool()

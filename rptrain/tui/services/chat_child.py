@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import psutil
 import torch
 
+from rptrain.engine.failures import gpu_failure
 from rptrain.inference.chat import Turn
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.settings import AnswerSettings
@@ -39,17 +40,24 @@ class Child:
         self._loaded: LoadedChat | None = None
 
     def serve(self) -> None:
+        """Raises SystemExit with a message if a GPU fails: the process cannot use it any more."""
         threading.Thread(target=self._read, daemon=True).start()
         while True:
-            request = self._requests.get()
-            self._stop.clear()
-            try:
-                self._handle(**request)
-            except FAILURES as error:
-                turns = len(self._loaded.chat.turns) if self._loaded is not None else 0
-                self._report("refused", text=describe(error), turns=turns)
-            if request["do"] in ANSWERED:
-                self._report("idle", **self._memory())
+            self._respond(self._requests.get())
+
+    def _respond(self, request: dict[str, Any]) -> None:
+        self._stop.clear()
+        try:
+            self._handle(**request)
+        except FAILURES as error:
+            turns = len(self._loaded.chat.turns) if self._loaded is not None else 0
+            self._report("refused", text=_text(error), turns=turns)
+        except RuntimeError as error:
+            if gpu_failure(error) is None:
+                raise
+            sys.exit(_text(error))
+        if request["do"] in ANSWERED:
+            self._report("idle", **self._memory())
 
     def _read(self) -> None:
         for line in self._asked:
@@ -104,7 +112,7 @@ class Child:
         try:
             self._loaded.load_base()
         except FAILURES as error:
-            self._report("no base", text=describe(error))
+            self._report("no base", text=_text(error))
             return False
         return True
 
@@ -136,6 +144,12 @@ class Child:
     def _report(self, kind: str, **values: Any) -> None:
         self._reports.write(json.dumps({"kind": kind, **values}) + "\n")
         self._reports.flush()
+
+
+def _text(error: BaseException) -> str:
+    """An error in one line; that of a GPU with what to do."""
+    failed = gpu_failure(error)
+    return describe(error) if failed is None else " ".join(failed.lines())
 
 
 def main() -> None:
