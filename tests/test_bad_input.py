@@ -108,7 +108,7 @@ def test_a_config_that_is_not_there(folder):
     [
         ("train.micro_batch_size=24", "64 is not a multiple of train.micro_batch_size, 24"),
         ("engine.round_size=3", "3 does not divide the 4 micro-batches of a step"),
-        ("engine.devices=mps", 'must be "auto", "cuda", "cuda:0,1" (these GPUs) or "cpu:2"'),
+        ("engine.devices=mps", 'must be "auto", "cuda", "cuda:0,1" or "cuda:GPU-8a1b" (these GPUs) or "cpu:2"'),
         ("engine.devices=cuda:0,0", "must name each GPU once"),
         ("data.max_length=1", "must be greater than or equal to 2"),
         ("optim.learning_rate=nan", "must be a finite number"),

@@ -208,7 +208,7 @@ class Engine(Section):
     """Devices, memory limits and how the pipeline runs."""
 
     devices: Devices = "auto"
-    """"auto", "cuda" (all GPUs), "cuda:0,1" (these GPUs), or "cpu:N" (N CPU workers); GPUs must be of one model"""
+    """GPUs of one model: "auto", "cuda" (all), "cuda:0,1", "cuda:GPU-8a1b" (UUID or its beginning); "cpu:N": workers"""
     vram_limit: Size | None = None
     """memory limit per GPU, such as "24GiB"; unset: all free memory"""
     host_limit: Size | None = None

@@ -12,6 +12,7 @@ from rptrain.utils.text import one_line
 
 MOST_WORKERS = 1024  # on the CPU
 LONGEST_NAME = 200  # bytes of the name of a folder, for which file systems allow 255; runs and exports add to it
+_GPU = r"(?:\d{1,9}|(?:GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]{,35})"  # an index, or a UUID as nvidia-smi -L prints it
 MAX_COUNT = 10**9  # steps, sequences, tokens, ranks; factor of an adapter
 
 # G is GiB, as for Slurm, Docker and Java; GB is 10^9 bytes.
@@ -43,23 +44,28 @@ def format_size(size: int) -> str:
 
 
 def parse_devices(value: object) -> object:
-    """One of "auto", "cuda", "cuda:0,1" and "cpu:N", given as one text or as a list."""
+    """One of "auto", "cuda", "cuda:0,1" and "cpu:N", given as one text or as a list. GPUs are named by torch's indices
+    or by UUIDs, of which the beginning suffices: "cuda:GPU-8a1b,GPU-90c2".
+    """
     names = list(value) if isinstance(value, list | tuple) else [value]
     if names in (["auto"], ["cuda"]):
         return names[0]
     texts = [name for name in names if isinstance(name, str)]
     if texts and len(texts) == len(names):
-        if all(re.fullmatch(r"cuda:\d{1,9}(,\d{1,9})*", text) for text in texts):
-            indices = [int(index) for text in texts for index in text.removeprefix("cuda:").split(",")]
-            if len(set(indices)) < len(indices):
+        if all(re.fullmatch(rf"cuda:{_GPU}(,{_GPU})*", text) for text in texts):
+            gpus = [gpu for text in texts for gpu in text.removeprefix("cuda:").split(",")]
+            gpus = [str(int(gpu)) if gpu.isdecimal() else gpu for gpu in gpus]
+            if len(set(gpus)) < len(gpus):
                 raise ValueError("must name each GPU once")
-            return f"cuda:{','.join(map(str, indices))}"
+            return f"cuda:{','.join(gpus)}"
         if all(re.fullmatch(r"cpu(:[1-9]\d{,8})?", text) for text in texts):
             workers = sum(int(text[4:] or 1) for text in texts)
             if workers > MOST_WORKERS:
                 raise ValueError(f"must have at most {MOST_WORKERS} workers on the CPU")
             return f"cpu:{workers}"
-    raise ValueError('must be "auto", "cuda", "cuda:0,1" (these GPUs) or "cpu:2" (two workers on the CPU)')
+    raise ValueError(
+        'must be "auto", "cuda", "cuda:0,1" or "cuda:GPU-8a1b" (these GPUs) or "cpu:2" (two workers on the CPU)'
+    )
 
 
 def _folder_name(name: str) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rptrain.doctor.checks import Check, check
 from rptrain.engine.page_locking import page_locked
+from rptrain.planner.gpus import unusable
 from rptrain.planner.hardware import check_alike
 from rptrain.utils.errors import UserError
 from rptrain.utils.nvml import Driver, Link
@@ -49,8 +50,7 @@ def examine() -> list[Check]:
     """One check per GPU, or one that says why there is none."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        with Driver() as driver:
-            return [_none(driver.version, torch.version.cuda)]
+        return [_none()]
     with Driver() as driver:
         return [_examine(driver, index) for index in range(count)]
 
@@ -80,16 +80,11 @@ def unmeasured(subject: str, error: RuntimeError, **figures: Any) -> Check:
     return check(subject, f"cannot be measured: {said}", advice, error=said, **figures)
 
 
-def _none(driver: str | None, cuda: str | None) -> Check:
-    if driver is None:
-        return check(
-            "GPU", "none: workers run on the CPU", "for a GPU, install NVIDIA's driver; nvidia-smi must list it"
-        )
-    if cuda is None:
-        advice = "install a CUDA build of torch"
-        return check("GPU", f"there is NVIDIA's driver {driver}, but torch is built for the CPU", advice, driver=driver)
-    advice = "compare with nvidia-smi: CUDA_VISIBLE_DEVICES may hide them, or the driver may be older than torch's CUDA"
-    return check("GPU", f"torch finds none with driver {driver} and CUDA {cuda}", advice, driver=driver)
+def _none() -> Check:
+    """Why there is no GPU."""
+    if (found := unusable()) is not None:
+        return check("GPU", found.reason, found.advice)
+    return check("GPU", "none: workers run on the CPU", "for a GPU, install NVIDIA's driver; nvidia-smi must list it")
 
 
 def describe(gpu: Gpu) -> Check:

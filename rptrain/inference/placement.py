@@ -38,6 +38,7 @@ class Room:
     vram_rate: float = 0.0  # of the GPU's own memory
     link_rate: float = 0.0  # from host memory to the GPU
     training: str = ""  # the name of a run that trains on this machine
+    no_gpu: str = "this machine has no CUDA GPU"  # why `gpu` is empty, a sentence without its end
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def choose(sizes: Sizes, room: Room, wanted: str = "auto") -> Placement:
     if wanted not in ("auto", *get_args(Kind)):
         raise UserError(f"unknown placement {wanted!r}: use one of auto, {', '.join(get_args(Kind))}")
     if wanted in ("gpu", "streamed") and not room.gpu:
-        raise UserError("this machine has no CUDA GPU: use the placement cpu")
+        raise UserError(f"{room.no_gpu}: use the placement cpu")
     possible: list[Kind] = sorted(
         _fitting(sizes, room), key=lambda kind: -_speed(sizes, room, kind)
     )  # the fastest first
@@ -141,7 +142,7 @@ def _why(kind: Kind, room: Room) -> str:
     if kind == "cpu" and room.training:
         return f"{room.training} trains on this machine"
     if kind == "cpu" and not room.gpu:
-        return "this machine has no CUDA GPU"
+        return room.no_gpu
     return f"{format_bytes(room.vram)} is free on {room.gpu}, too little for the model"
 
 

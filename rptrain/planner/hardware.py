@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -13,8 +13,10 @@ import torch
 from rptrain.config.schema import Config, Engine
 from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.share import Share
+from rptrain.engine.failures import gpu_failure
 from rptrain.engine.optim.adam import default_threads
 from rptrain.engine.store import available_bytes
+from rptrain.planner.gpus import resolve, unusable
 from rptrain.planner.rates import measured_links, measured_rates
 from rptrain.schedule.machine import CPU, GB, GIB, Card, Machine, Rates, card_named
 from rptrain.utils import numa
@@ -25,7 +27,8 @@ from rptrain.utils.units import format_bytes
 MARGIN = 256 << 20  # bytes of a GPU that stay unused without a limit: displays, growth of other processes
 PROGRAM = 384 << 20  # bytes of a training process without everything planned, for hypothetical machines
 FP8_CAPABILITY = (8, 9)  # the least with FP8 matrix units
-CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU
+CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU, and where it cannot be measured
+CONTEXTS = (128 << 20, 2 << 30)  # the least and the most: others may take or free memory while it is measured
 # Memory of the kernel and the driver per page-locked byte: page tables, and lists of the pages for each GPU. Measured
 # on H200s (driver 580): 1.4% with one, 1.8% with two and 2.7 to 3.1% with four.
 LOCKING, LOCKING_EACH = 0.0095, 0.0047
@@ -49,6 +52,7 @@ class Gpu:
     room: int  # bytes for tensors, including those for libraries
     source: str  # source of the limit: a key, a flag, the card, or "free"
     most: int  # the largest useful engine.vram_limit
+    others: int = 0  # bytes that other processes use
 
     @property
     def limit(self) -> int:
@@ -68,6 +72,7 @@ class Hardware:
     here: bool
     process: tuple[int, int] = (0, 1)  # the number of this process, and how many train the model
     saved: int = 0  # bytes on disk of the checkpoints of the resumed run
+    warnings: tuple[str, ...] = ()  # of what is probably not meant, as sentences
 
     @property
     def devices(self) -> int:
@@ -94,7 +99,7 @@ class Hardware:
         if not self.gpus:
             return "the host"
         least = min(self.gpus, key=lambda gpu: gpu.room)
-        return f"what is free on {least.name}" if least.source == "free" else least.source
+        return f"what is free on {least.name}{_beside(least.others)}" if least.source == "free" else least.source
 
     def share(self, config: Config) -> Share | None:
         """The share of this process in a run with a config without "auto", if several train the model.
@@ -197,7 +202,8 @@ def here(engine: Engine, launch: Launch | None = None) -> Hardware:
     program = now + _growth(cuda=bool(gpus))
     threads = max(1, (engine.optimizer_threads or default_threads()) // sharing)
     process = (0, 1) if launch is None else (launch.rank, launch.world)
-    return Hardware(machine(names, threads), gpus, limit, source, free, program, here=True, process=process)
+    hardware = Hardware(machine(names, threads), gpus, limit, source, free, program, here=True, process=process)
+    return replace(hardware, warnings=tuple(_warnings(engine, gpus)))
 
 
 def lockable(free: int, gpus: int) -> int:
@@ -283,24 +289,6 @@ def planned(
     return Hardware(hypothetical, gpus, limit, named, most, PROGRAM, here=False)
 
 
-def resolve(text: str) -> tuple[str, ...]:
-    """Device names, one per worker, from "auto", "cuda", "cuda:0,1" or "cpu:N".
-
-    "auto" is every GPU, or without GPUs a CPU worker per core. Raises UserError if a GPU does not exist.
-    """
-    if text.startswith("cpu"):
-        return tuple(f"cpu:{index}" for index in range(int(text.partition(":")[2] or 1)))
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if text == "auto" and not count:
-        return resolve(f"cpu:{cores()}")
-    wanted = range(count) if text in ("auto", "cuda") else [int(i) for i in text.partition(":")[2].split(",")]
-    missing = [index for index in wanted if index >= count]
-    if missing or not count:
-        there = f"{count} GPUs, cuda:0 to cuda:{count - 1}" if count else "no CUDA GPU"
-        raise UserError(f'engine.devices = "{text}", but this machine has {there}; "cpu:2" is two workers on the CPU')
-    return tuple(f"cuda:{index}" for index in wanted)
-
-
 def device_kind(device: str) -> str:
     """The model name of a GPU or of the processor."""
     if device.startswith("cuda"):
@@ -346,7 +334,8 @@ def _is_geforce(name: str) -> bool:
 def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...]:
     """Each GPU's memory: the limit or the free memory, less the CUDA context. Empty for CPU workers.
 
-    Raises UserError if the limit is more than a GPU has, or less than the context takes.
+    Raises UserError if the limit is more than a GPU has, or less than the context takes, or if a GPU fails or has no
+    memory for a context.
     """
     from rptrain.engine.devices.cuda import context_bytes
 
@@ -355,12 +344,37 @@ def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...
         if not name.startswith("cuda"):
             continue
         index = int(name.partition(":")[2])
-        context = context_bytes(index)
-        free, total = torch.cuda.mem_get_info(index)
+        try:
+            context = context_bytes(index)
+            free, total = torch.cuda.mem_get_info(index)
+        except RuntimeError as error:
+            if (failed := gpu_failure(error)) is None:
+                raise
+            raise UserError("\n".join(replace(failed, device=name).lines())) from error
+        used, (least, most) = total - free, CONTEXTS
+        context = min(CONTEXT if context is None else min(max(context, least), most), used)
+        others = used - context
         source = "engine.vram_limit" if vram_limit is not None and vram_limit - context <= free else "free"
-        room = _room(name, vram_limit, context, "what is free" if source == "free" else source, free=free, total=total)
-        gpus.append(Gpu(name, context, room, source, min(free + context, total)))
+        said = f"what is free{_beside(others)}" if source == "free" else source
+        room = _room(name, vram_limit, context, said, free=free, total=total)
+        gpus.append(Gpu(name, context, room, source, min(free + context, total), others))
     return tuple(gpus)
+
+
+def _beside(others: int) -> str:
+    return f" (other processes use {format_bytes(others)})" if others > MARGIN else ""
+
+
+def _warnings(engine: Engine, gpus: Sequence[Gpu]) -> Iterator[str]:
+    """What is probably not meant: GPUs that are hidden, and a limit that other processes leave no room for."""
+    if engine.devices == "auto" and not gpus and (found := unusable()) is not None:
+        yield f"workers run on the CPU, because {found}"
+    for gpu in gpus:
+        if engine.vram_limit is not None and gpu.source == "free":
+            yield (
+                f"engine.vram_limit is {format_bytes(engine.vram_limit)}, but {gpu.name} has "
+                f"{format_bytes(gpu.most)} left{_beside(gpu.others)}"
+            )
 
 
 def _room(name: str, vram_limit: int | None, context: int, source: str, *, free: int, total: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from rptrain.config.schema import Config
 from rptrain.config.types import parse_size
 from rptrain.planner import hardware
+from rptrain.planner.gpus import gpu_count
 from rptrain.planner.hardware import Hardware
 from rptrain.schedule.machine import CARDS, card_named, is_named_after, with_rates
 from rptrain.utils.errors import UserError
@@ -63,7 +64,7 @@ class MachineFlags:
 
 def _devices_here(config: Config) -> bool:
     """Whether the config names devices of this machine: CPU workers, or GPUs if there are any."""
-    return config.engine.devices.startswith("cpu") or hardware.resolve("auto")[0].startswith("cuda")
+    return config.engine.devices.startswith("cpu") or gpu_count() > 0
 
 
 def _key(name: str) -> str:

@@ -134,7 +134,8 @@ class PlanReport:
         """What is probably not meant, as sentences."""
         of_length = () if self.length is None else warnings_of(self.config, self.length)
         of_rate = low_rate(self.config, self.spec.num_parameters)
-        return [*self.readiness.warnings, *of_length, *filter(None, [of_rate, balance.note(self.spec)])]
+        machine = self.hardware.warnings
+        return [*machine, *self.readiness.warnings, *of_length, *filter(None, [of_rate, balance.note(self.spec)])]
 
     @property
     def fits(self) -> bool:

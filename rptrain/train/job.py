@@ -132,6 +132,8 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     if weights_needed:
         padding.check(spec, model_dir)
     _warn_of_idle_devices(config, hardware)
+    for warning in hardware.warnings:
+        log.warning(warning)
     check_base_files(model_dir)
     if not config.model.follow_links:
         check_links(model_dir)

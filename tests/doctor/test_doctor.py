@@ -60,15 +60,6 @@ def test_the_report_as_text():
     ]
 
 
-@pytest.mark.parametrize(
-    ("driver", "cuda", "advice"),
-    [(None, None, "install NVIDIA's driver"), ("580.1", None, "CUDA build"), ("580.1", "13.0", "CUDA_VISIBLE_DEVICES")],
-)
-def test_why_there_is_no_gpu(driver, cuda, advice):
-    finding = gpu._none(driver, cuda)
-    assert finding.status == "warning" and advice in str(finding.advice)
-
-
 def test_a_good_gpu():
     finding = describe(GOOD)
     assert finding.status == "ok" and finding.subject == "cuda:0"

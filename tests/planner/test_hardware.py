@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 import torch
 
@@ -141,7 +142,7 @@ def test_what_sets_the_room_of_gpus(two_gpus):
     assert limited.room_source == "engine.vram_limit"
     assert planned(CARD, 2, None, Engine()).limited(Engine(vram_limit=8 * GIB)).room_source == "engine.vram_limit"
     both = replace(limited, gpus=gpu_memory(("cuda:0", "cuda:1"), 22 * GIB))
-    assert both.room_source == "what is free on cuda:0"
+    assert both.room_source == "what is free on cuda:0 (other processes use 3.50 GiB)"
     assert both.names == ("cuda:0", "cuda:1") and here(Engine(devices="cpu:2")).names == ("cpu:0", "cpu:1")
 
 
@@ -179,7 +180,8 @@ def two_gpus(monkeypatch):
 
 def test_the_memory_of_gpus_that_are_here(two_gpus):
     names = ("cuda:0", "cuda:1")
-    assert gpu_memory(names, None)[0] == Gpu("cuda:0", GIB // 2, 20 * GIB - MARGIN, "free", 20 * GIB + GIB // 2)
+    expected = Gpu("cuda:0", GIB // 2, 20 * GIB - MARGIN, "free", 20 * GIB + GIB // 2, 4 * GIB - GIB // 2)
+    assert gpu_memory(names, None)[0] == expected
     assert [gpu.limit for gpu in gpu_memory(names, 8 * GIB)] == [8 * GIB, 8 * GIB]
     both = gpu_memory(names, 22 * GIB)
     assert [(gpu.room, gpu.source) for gpu in both] == [
@@ -193,9 +195,53 @@ def test_the_memory_of_gpus_that_are_here(two_gpus):
         gpu_memory(names, 25 * GIB)
 
 
-def test_every_core_is_a_worker_where_there_is_no_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert len(hardware.resolve("auto")) == len(os.sched_getaffinity(0))
+@pytest.mark.parametrize(
+    ("counted", "is_new", "context"),
+    [(True, False, 400), (False, True, 400), (False, False, 512)],
+    ids=["counted", "before-and-after", "unknown"],
+)
+def test_memory_of_other_processes_does_not_count_as_ours(monkeypatch, counted, is_new, context):
+    """3 GiB that others use leave a limit of 4 GiB as it is. In a container the driver counts no process."""
+    mib, free = 1 << 20, [21 * GIB]
+    own = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=402 * mib), SimpleNamespace(pid=0, usedGpuMemory=3 * GIB)]
+
+    def load(index):
+        free[0] -= 402 * mib  # the context, and 2 MiB that torch's allocator keeps
+
+    answers = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
+        "nvmlDeviceGetMemoryInfo": lambda gpu, version: SimpleNamespace(free=free[0]),
+        "nvmlDeviceGetComputeRunningProcesses": lambda gpu: own if counted else [],
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    monkeypatch.setattr("rptrain.engine.devices.cuda._load_libraries", load)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda index: not is_new, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="8a1b"))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 2 * mib)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[0], 24 * GIB))
+    (gpu,) = gpu_memory(("cuda:0",), 4 * GIB)
+    assert (gpu.context, gpu.room, gpu.source) == (context * mib, 4 * GIB - context * mib, "engine.vram_limit")
+    assert abs(gpu.others - 3 * GIB) < 128 * mib
+    free[0] = 21 * GIB
+    (gpu,) = gpu_memory(("cuda:0",), 23 * GIB)
+    assert gpu.source == "free" and gpu.room == free[0]
+    (warning,) = hardware._warnings(Engine(devices="cuda:0", vram_limit=23 * GIB), [gpu])
+    assert re.fullmatch(
+        r"engine\.vram_limit is 23\.0 GiB, but cuda:0 has 2\d\.\d GiB left \(other processes use [23]\.\d+ GiB\)",
+        warning,
+    )
+
+
+def test_a_gpu_without_memory_for_a_context_is_a_mistake(monkeypatch):
+    def full(index):
+        raise torch.AcceleratorError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`")
+
+    monkeypatch.setattr("rptrain.engine.devices.cuda.context_bytes", full)
+    with pytest.raises(UserError, match=r"^cuda:1 failed: CUDA error: out of memory\.\n.*nvidia-smi"):
+        gpu_memory(("cuda:1",), None)
 
 
 def test_a_card_is_known_by_the_drivers_name():

@@ -14,6 +14,7 @@ from rptrain.engine.devices import driver
 from rptrain.engine.devices.base import STREAMS, Event, Mark, Probe
 from rptrain.engine.page_locking import PageableRanges
 from rptrain.utils import numa
+from rptrain.utils.nvml import Driver
 
 
 class CudaEvent:
@@ -266,12 +267,26 @@ class CudaDevice:
             torch.cuda.empty_cache()
 
 
-def context_bytes(index: int) -> int:
-    """Bytes that the driver counts for this process besides torch's allocator: context and libraries."""
+def context_bytes(index: int) -> int | None:
+    """Bytes that this process takes of a GPU besides torch's allocator: context and libraries, which are loaded.
+
+    As the driver counts them. Where it does not count processes (in containers, under WSL), the free memory that
+    disappeared while the context was created; None if there was one before.
+    """
+    inner: Any = torch._C
+    with Driver() as driver:
+        gpu = driver.gpu(str(torch.cuda.get_device_properties(index).uuid))
+        is_new = gpu is not None and not inner._cuda_hasPrimaryContext(index)
+        before = driver.free(gpu) if is_new else None
+        _load_libraries(index)
+        reserved = torch.cuda.memory_reserved(index)
+        if gpu is not None and (own := driver.own_memory(gpu)) is not None:
+            return own - reserved
+        return None if before is None else before - torch.cuda.mem_get_info(index)[0] - reserved
+
+
+def _load_libraries(index: int) -> None:
     with torch.cuda.device(index):
         a = torch.ones(256, 256, dtype=torch.bfloat16, device=f"cuda:{index}")
         torch.mm(a, a)  # loads cuBLAS, whose workspace the allocator counts
         torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()
-        del a
-        return total - free - torch.cuda.memory_reserved(index)
