@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rptrain.engine.errors import EngineError
-from rptrain.utils.errors import describe
+from rptrain.utils.errors import TrainingError, UserError, describe
 
-Kind = Literal["memory", "hardware", "driver", "lost", "program", "other"]
+Kind = Literal["memory", "hardware", "driver", "busy", "program", "lost", "other"]
 
 # Words of CUDA, its libraries and Triton that say that an error is a GPU's.
 _OF_A_GPU = re.compile(
@@ -18,6 +18,7 @@ _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (  # the first match counts
     ("memory", ("out of memory", "_STATUS_ALLOC_FAILED")),
     ("hardware", ("ECC error", "NVLink error", "hardware stack error", "hardware error", "Memory was contained")),
     ("driver", ("no kernel image", "unsupported toolchain", "driver version is insufficient", "driver is a stub")),
+    ("busy", ("busy or unavailable",)),
     (
         "program",
         (
@@ -29,7 +30,7 @@ _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (  # the first match counts
         "lost",
         (
             *("launch failure", "device lost", "is lost", "launch timed out", "unknown error", "Unknown Error"),
-            *("no CUDA-capable device", "busy or unavailable", "invalid device ordinal", "system not yet initialized"),
+            *("no CUDA-capable device", "invalid device ordinal", "system not yet initialized"),
         ),
     ),
 )
@@ -37,6 +38,8 @@ _ADVICE: dict[Kind, str] = {
     "hardware": "The GPU has a hardware fault: reset it with `nvidia-smi --gpu-reset`, or have it serviced. Until "
     "then, leave it out with engine.devices.",
     "driver": "This build of torch, the driver and the GPU do not fit together: `rptrain doctor` says more.",
+    "busy": "Another process has the GPU for itself: `nvidia-smi` shows it, and the compute mode, which "
+    "`nvidia-smi -c DEFAULT` changes.",
     "lost": "The driver has lost the GPU or stopped its work: `nvidia-smi` shows whether it still answers, and "
     "`dmesg | grep -i xid` why. If it fails again, restart the machine or leave the GPU out with engine.devices.",
     "program": "A kernel failed. If it fails again, run with CUDA_LAUNCH_BLOCKING=1, which finds the kernel, and "
@@ -60,6 +63,11 @@ _WORK = {
     "output": "download of activations",
     "upload": "upload of weights",
     "download": "download of gradients",
+    "download rounding": "rounding of gradients",
+    "sums": "gradient accumulators",
+    "partial sums": "upload of gradient sums",
+    "losses": "download of losses",
+    "preparing parameters": "preparation of weights",
 }
 SENTENCES = 3  # of an error's first line that are shown: how much memory was asked for, exists and is free
 
@@ -89,6 +97,8 @@ def gpu_failure(error: BaseException) -> GpuFailure | None:
     """The failure of a GPU that an error or its cause tells of; None for any other error."""
     engine, cause = None, error
     while cause is not None:
+        if isinstance(cause, TrainingError | UserError):  # which may quote another process's error
+            return None
         if isinstance(cause, EngineError):
             engine = cause
         else:
@@ -110,7 +120,7 @@ def plain_place(place: str) -> str:
     """
     match = _SLOT.fullmatch(place)
     if match is None:
-        return "" if place == "waiting" else place
+        return "" if place == "waiting" else place.replace("evaluation, layer", "evaluation of layer")
     kind, first, last, micro_batch, work = match.groups()
     layers = f"layer {first}" if first == last else f"layers {first}-{last}"
     counted = "" if micro_batch is None else f", micro-batch {micro_batch}"

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rptrain.engine.devices.cpu import CpuDevice, CpuStream
+from rptrain.engine.distributed.peers import PeerLost
 from rptrain.engine.engine import Engine
 from rptrain.engine.errors import EngineError
 from rptrain.engine.failures import gpu_failure, plain_place
@@ -33,6 +34,7 @@ FULL = (
         (TORCH.format("the launch timed out and was terminated"), "lost", "dmesg"),
         (TORCH.format("uncorrectable ECC error encountered"), "hardware", "gpu-reset"),
         (TORCH.format("an illegal memory access was encountered"), "program", "CUDA_LAUNCH_BLOCKING=1"),
+        (TORCH.format("CUDA-capable device(s) is/are busy or unavailable"), "busy", "compute mode"),
         (TORCH.format("no kernel image is available for execution on the device"), "driver", "rptrain doctor"),
         (TORCH.format("operation not permitted"), "other", "nvidia-smi"),
         ("CUDA error 700: an illegal memory access was encountered", "program", "CUDA_LAUNCH_BLOCKING=1"),
@@ -50,8 +52,13 @@ def test_the_kind_of_failure_decides_what_to_do(text, kind, advice):
 
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("shape mismatch"), OSError("CUDA error: no"), EngineError("optimizer, waiting: CUDA error: copied")],
-    ids=["bug", "system", "without-its-cause"],
+    [
+        RuntimeError("shape mismatch"),
+        OSError("CUDA error: no"),
+        EngineError("optimizer, waiting: CUDA error: copied"),
+        PeerLost("process 1 on b has failed: AcceleratorError: CUDA error: device lost"),
+    ],
+    ids=["bug", "system", "without-its-cause", "of-another-process"],
 )
 def test_other_errors_are_not_of_a_gpu(error):
     assert gpu_failure(error) is None
@@ -63,6 +70,7 @@ def test_other_errors_are_not_of_a_gpu(error):
         ("2:B3-5@0r0m0-3 micro-batch 1", "backward pass of layers 3-5, micro-batch 1"),
         ("0:F0-0@1r0m0-3 micro-batch 0 input", "upload of activations for the forward pass of layer 0, micro-batch 0"),
         ("2:FB3-5@0r0m0-3 download", "download of gradients for the forward and backward pass of layers 3-5"),
+        ("evaluation, layer 2 micro-batch 0", "evaluation of layer 2 micro-batch 0"),
         ("update of layers.1", "update of layers.1"),
         ("waiting", ""),
     ],

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.share import Share
+from rptrain.engine.failures import gpu_failure
 from rptrain.utils.errors import TrainingError, UserError, describe
 
 dist: Any = torch.distributed
@@ -248,7 +249,9 @@ class Peers:
         if isinstance(error, KeyboardInterrupt):
             self._error(f"{self.name(self.rank)} was interrupted")
         elif not isinstance(error, PeerLost):
-            self._error(f"{self.name(self.rank)} has failed: {describe(error, with_type=True)}")
+            gpu = gpu_failure(error)
+            said = describe(error, with_type=True) if gpu is None else gpu.said.rstrip(".")
+            self._error(f"{self.name(self.rank)} has failed: {said}")
 
     def _error(self, found: str) -> PeerLost:
         """The error for what was found, or for what another process has found before."""

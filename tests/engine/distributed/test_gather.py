@@ -50,8 +50,12 @@ def test_large_messages_are_divided_among_connections(monkeypatch):
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [(OSError("broken"), "has failed: OSError: broken"), (KeyboardInterrupt(), "was interrupted")],
-    ids=["failed", "interrupted"],
+    [
+        (OSError("broken"), "has failed: OSError: broken"),
+        (torch.AcceleratorError("CUDA error: device lost\nFor debugging"), "has failed: CUDA error: device lost"),
+        (KeyboardInterrupt(), "was interrupted"),
+    ],
+    ids=["failed", "lost-its-gpu", "interrupted"],
 )
 def test_a_process_that_does_not_answer_does_not_hold_up_the_others(monkeypatch, error, message):
     """Its connections stay open, so no message of theirs fails."""
