@@ -14,6 +14,7 @@ from rptrain.utils.text import counted
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HIDING = ("", "-1", "none", "nodevfiles")  # its values that hide all GPUs on purpose; Slurm writes the last one
+ON_CPU = '"cpu:2" is two workers on the CPU'
 LEAST_CAPABILITY = (7, 0)  # older cards are for displays, and no build of torch supports them
 
 
@@ -89,7 +90,7 @@ def resolve(text: str) -> tuple[str, ...]:
         if text == "auto" and (found is None or found.hidden):
             return resolve(f"cpu:{cores()}")
         why = ", but this machine has no CUDA GPU" if found is None else f": {found}"
-        raise UserError(f'engine.devices = "{text}"{why}; {_ON_CPU}')
+        raise UserError(f'engine.devices = "{text}"{why}; {ON_CPU}')
     if text in ("auto", "cuda"):
         return tuple(f"cuda:{index}" for index in range(count))
     named = list(_indices(text, count))
@@ -97,9 +98,6 @@ def resolve(text: str) -> tuple[str, ...]:
         twice = next(index for index in named if named.count(index) > 1)
         raise UserError(f'engine.devices = "{text}" names cuda:{twice} twice: name each GPU once')
     return tuple(f"cuda:{index}" for index in named)
-
-
-_ON_CPU = '"cpu:2" is two workers on the CPU'
 
 
 def _indices(text: str, count: int) -> Iterator[int]:
@@ -110,7 +108,7 @@ def _indices(text: str, count: int) -> Iterator[int]:
     for name in text.partition(":")[2].split(","):
         if name.isdecimal():
             if int(name) >= count:
-                raise UserError(f'engine.devices = "{text}", but this machine has {there}; {_ON_CPU}')
+                raise UserError(f'engine.devices = "{text}", but this machine has {there}; {ON_CPU}')
             yield int(name)
             continue
         begin = name.partition("-")[2].lower()
