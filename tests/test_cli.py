@@ -293,8 +293,7 @@ def test_a_dry_run_on_a_machine_that_is_too_small_blames_the_machine(tiny, monke
 
 
 def test_dry_run_says_what_would_be_resumed(tiny):
-    begun, _ = begin(resolve("c.toml"), None)
-    write_checkpoint(begun.checkpoint_path(4))
+    write_checkpoint(RunDir(begun_run()).checkpoint_path(4))
     assert run("--config", "c.toml", "--dry-run").stdout.startswith("# resumes runs/c/checkpoints/checkpoint-4\n")
 
 
@@ -441,8 +440,10 @@ def test_a_mistake_in_generate_ends_with_2(monkeypatch):
     assert (result.exit_code, result.stderr) == (2, "no tokenizer\n")
 
 
-def begun_run() -> Path:
-    return begin(resolve("c.toml"), None)[0].path
+def begun_run(config: str = "c.toml") -> Path:
+    run, _, log = begin(resolve(config), None)
+    log.close()
+    return run.path
 
 
 def test_runs():
@@ -458,8 +459,7 @@ def test_runs():
 def test_runs_are_compared_by_name():
     for name, loss, rate in (("slow", 2.5, "1e-3"), ("fast", 1.25, "6e-3")):
         Path(f"{name}.toml").write_text(f"{CONFIG}[optim]\nlearning_rate = {rate}\n")
-        run_dir = begin(resolve(f"{name}.toml"), None)[0]
-        with (run_dir.path / "events.jsonl").open("a") as file:
+        with (begun_run(f"{name}.toml") / "events.jsonl").open("a") as file:
             for event in (Step(1, loss, 1e-3, 1.0, 64, 32, 100.0), Evaluation(1, VALIDATION_LOSS, loss)):
                 file.write(f"{to_line(event)}\n")
     assert "validation" in run("runs").stdout.splitlines()[0]

@@ -115,6 +115,13 @@ def read_here(stored: Stored, tensor: Tensor) -> None:
         file.read(stored.offset, as_bytes(tensor))
 
 
+def read_one(stored: Stored) -> Tensor:
+    """Reads one tensor in the calling thread. Files are not mapped: some file systems refuse that."""
+    tensor = torch.empty(stored.shape, dtype=stored.dtype)
+    read_here(stored, tensor)
+    return tensor
+
+
 class _Piece(NamedTuple):
     """Piece number `number` of a stored tensor, and its place in memory."""
 

@@ -1,5 +1,6 @@
 """Directories that are written atomically: aside, synced, then renamed; with a manifest of hashes."""
 
+import errno
 import json
 import os
 import re
@@ -39,6 +40,7 @@ THREADS = 4  # files written at a time: one core hashes more slowly than a disk 
 HASHED = 1 << 20  # bytes read and hashed at a time: they fit into a core's cache
 WHOLE = "sha256"  # the hash of a whole file, in a manifest entry
 SLACK = 64 << 20  # bytes for headers, JSON and the file system's metadata
+NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # of fsync, on file systems that sync no folders: CIFS, WSL2's, some FUSE
 
 
 class DiskFull(OSError):
@@ -283,13 +285,19 @@ def check_free(target: Path) -> None:
         raise UserError(f"{folder} is in the way and was not written by rptrain: move or delete it")
 
 
-def sync_folder(folder: Path) -> None:
-    """Syncs the entries of a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def sync_folder(folder: Path) -> bool:
+    """Syncs the entries of a folder to disk. Returns whether its file system does that."""
+    with naming(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in NO_FOLDERS:
+                raise
+            return False
+        finally:
+            os.close(descriptor)
+    return True
 
 
 def _stage(target: Path) -> Path:
@@ -298,8 +306,13 @@ def _stage(target: Path) -> Path:
     folder = beside(target, PARTIAL)
     discard(folder)
     folder.mkdir()
-    (folder / MARK).touch()
-    sync_folder(folder)
+    try:
+        (folder / MARK).touch()
+        sync_folder(folder)
+    except BaseException:
+        with suppress(OSError):
+            _delete(folder)
+        raise
     return folder
 
 

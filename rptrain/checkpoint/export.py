@@ -51,8 +51,10 @@ from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.models.weights.pretrained import View
 from rptrain.models.weights.quantized import base_of
-from rptrain.utils.errors import UserError
+from rptrain.models.weights.safetensors_io import read_header, read_one
+from rptrain.utils.errors import UserError, describe
 from rptrain.utils.file_state import FileState
+from rptrain.utils.files import change_mode
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.phases import phase
 
@@ -202,7 +204,7 @@ def _write(
         with progress.doing("writing", weights):
             saved = pretrained.save(aside.path, spec, view, dtype, wrote=progress.wrote, carried=carried)
         written = aside.path / CONFIG  # with the weights: it names their dtype
-        written.chmod(written.stat().st_mode & (base[CONFIG].mode | 0o600))
+        change_mode(written, written.stat().st_mode & (base[CONFIG].mode | 0o600))
         for name, file in base.items():
             if name != CONFIG:
                 aside.write(name, [file.content], mode=file.mode)
@@ -274,19 +276,15 @@ def from_checkpoint(
 
 def _read_flat(file: Path, dtype: torch.dtype | None) -> Tensor:
     """The parameters in a unit's file; their master weights if `dtype` is another one."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(file, framework="pt") as stored:
-            flat = stored.get_tensor("param")
-            held = set(stored.keys())
-            if dtype not in (None, flat.dtype) and "remainder" in held:
-                return join(flat, stored.get_tensor("remainder"))
-            if dtype not in (None, flat.dtype) and "masters" in held:
-                return stored.get_tensor("masters")
-            return flat
-    except SafetensorError as error:
-        raise Damaged(f"{file} is damaged: {error}") from error
+        stored = read_header(file)
+        other = dtype not in (None, stored["param"].dtype)
+        if other and "masters" in stored:
+            return read_one(stored["masters"])
+        flat = read_one(stored["param"])
+        return join(flat, read_one(stored["remainder"])) if other and "remainder" in stored else flat
+    except (UserError, KeyError) as error:
+        raise Damaged(f"{file} is damaged: {describe(error)}") from error
 
 
 def _absolute(to: Path) -> Path:

@@ -3,7 +3,6 @@
 The lock is that of the system on a hidden file beside the target, and ends with the process, however that ends.
 """
 
-import fcntl
 import logging
 import os
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from rptrain.checkpoint.atomic_dir import beside
 from rptrain.utils.errors import UserError
+from rptrain.utils.locks import lock
 from rptrain.utils.text import one_line
 
 SUFFIX = ".rptrain-lock"
@@ -59,13 +59,12 @@ def _locked_file(to: Path) -> Iterator[None]:
         descriptor = _open(path)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                reason = lock(descriptor)
             except BlockingIOError:
                 raise UserError(f"another export to {to} is running{_holder(descriptor)}: {WAIT}") from None
-            except OSError as error:
-                reason = error.strerror or error
+            if reason is not None:
                 log.warning("%s: its file system has no locks (%s): do not start a second export to it", to, reason)
-            if not _is_at(path, descriptor):  # the process that held it has deleted it
+            elif not _is_at(path, descriptor):  # the process that held it has deleted it
                 continue
             with suppress(OSError):  # another user's file, or a full disk: only for messages
                 content = START + f"process {os.getpid()} on {socket.gethostname()}".encode(errors="replace")
@@ -106,11 +105,9 @@ def _held(path: Path) -> str | None:
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock(descriptor, shared=True)
     except BlockingIOError:
         return _holder(descriptor)
-    except OSError:
-        return None
     finally:
         os.close(descriptor)
     return None

@@ -11,8 +11,7 @@ from rptrain.models import registry
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
-from rptrain.models.weights.safetensors_io import read_header
-from rptrain.utils import phases
+from rptrain.models.weights.safetensors_io import read_header, read_one
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
 
@@ -73,11 +72,7 @@ def _check_hashes(directory: Path) -> None:
 
 
 def _check_finite(file: Path, names: list[str]) -> None:
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as stored:
-        for name in names:
-            tensor = stored.get_tensor(name)
-            phases.read(tensor.nbytes)
-            if not bool(torch.isfinite(tensor).all()):
-                raise UserError(f"{file}: {name} holds values that are infinite or not numbers")
+    stored = read_header(file)
+    for name in names:
+        if not bool(torch.isfinite(read_one(stored[name])).all()):
+            raise UserError(f"{file}: {name} holds values that are infinite or not numbers")

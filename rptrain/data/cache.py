@@ -25,7 +25,7 @@ from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.data.formats import Tally
 from rptrain.data.tokens import TOKENS, Builder, Document, Stream
 from rptrain.utils.errors import UserError
-from rptrain.utils.files import file_sha256, open_regular
+from rptrain.utils.files import UNMAPPED, file_sha256, open_regular
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import from_environment, writable_place
 from rptrain.utils.private import Untrusted, close_own_folder, make_own_folder, open_own
@@ -216,11 +216,23 @@ def _read(file: IO[bytes], key: str) -> tuple[Stream, Tally]:
     if facts.get("key") != key:
         raise Damaged("it belongs to other data")
     file.seek(0)
-    data = np.memmap(file, np.uint8, "r", HEADER) if size > SMALL else np.fromfile(file, np.uint8, offset=HEADER)
+    data = _data(file, size)
     arrays = (data[start:end].view(TOKENS[name]) for name, (start, end) in bounds.items())
     stream = Stream(*arrays, largest=facts["largest"], digest=_hash(header, pieces))
     ends = Counter({int(token): rows for token, rows in facts["ends"].items()})
     return stream, Tally(facts["total"], facts["bad"], facts["first"], notes=Counter(facts["notes"]), ends=ends)
+
+
+def _data(file: IO[bytes], size: int) -> np.ndarray:
+    """The bytes behind the header: mapped if there are many and the file system can do that, otherwise read."""
+    if size > SMALL:
+        try:
+            return np.memmap(file, np.uint8, "r", HEADER)
+        except OSError as error:
+            if error.errno not in UNMAPPED:
+                raise
+            file.seek(0)
+    return np.fromfile(file, np.uint8, offset=HEADER)
 
 
 def _entry(name: str, count: int, start: int, end: int) -> dict[str, Any]:

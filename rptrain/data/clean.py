@@ -1,6 +1,5 @@
 """Copies of data files without their bad rows, which are written to another file with their reasons."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,7 +18,7 @@ from rptrain.data.table_copy import copy_rows
 from rptrain.data.tokens import Document
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState, states_of
-from rptrain.utils.files import open_regular
+from rptrain.utils.files import change_mode, open_regular
 from rptrain.utils.liveness import progressed
 from rptrain.utils.phases import Phase, phase
 from rptrain.utils.replacing import replacing
@@ -140,7 +139,7 @@ def _documents(examples: Iterator[Example], config: Config, tally: Tally) -> Ite
 def _new(path: Path, source: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` at the end of the block, for the same users as the source."""
     with replacing(path) as file:
-        os.fchmod(file.fileno(), source.stat().st_mode & 0o666 | 0o200)
+        change_mode(file.fileno(), source.stat().st_mode & 0o666 | 0o200)
         yield file
 
 

@@ -1,12 +1,12 @@
 """Copies of Parquet and Arrow files without some of their rows: in the same format, with the same columns and types."""
 
-import os
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rptrain.data.read import kind_of
+from rptrain.data.tables import open_arrow
 from rptrain.utils.errors import UserError
 from rptrain.utils.phases import Phase
 
@@ -76,10 +76,9 @@ def _parquet(path: Path, to: BinaryIO) -> Iterator[tuple[Iterator["RecordBatch"]
 @contextmanager
 def _arrow(path: Path, to: BinaryIO) -> Iterator[tuple[Iterator["RecordBatch"], Write]]:
     """The batches of an Arrow stream or an Arrow file, and what writes one to a file of the same kind."""
-    import pyarrow
     from pyarrow import ipc
 
-    with pyarrow.memory_map(os.fspath(path)) as source:
+    with open_arrow(path) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         reader = ipc.open_file(source) if is_file else ipc.open_stream(source)

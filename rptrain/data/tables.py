@@ -8,15 +8,18 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rptrain.data.expansion import check_arrow, check_parquet, decoded_bytes
 from rptrain.data.structs import convert_rows
 from rptrain.utils.errors import UserError
-from rptrain.utils.files import open_regular
+from rptrain.utils.files import UNMAPPED, open_regular
 from rptrain.utils.limited import Limited, call, stream
 from rptrain.utils.text import not_utf8
 from rptrain.utils.units import format_bytes
+
+if TYPE_CHECKING:
+    from pyarrow import NativeFile
 
 Row = dict[str, Any] | ValueError  # the error of a row with text that is not UTF-8
 
@@ -57,12 +60,24 @@ def _count_rows(path: Path) -> int:
         if path.suffix.lower() == ".parquet":
             with ParquetFile(path, pre_buffer=False) as file:
                 return file.metadata.num_rows
-        with pyarrow.memory_map(os.fspath(path)) as source:
+        with open_arrow(path) as source:
             return sum(len(batch) for batch in _opened(source))
     except pyarrow.ArrowMemoryError:
         raise
     except (pyarrow.ArrowException, ValueError) as error:
         raise _unreadable(error, path, "a table") from error
+
+
+def open_arrow(path: Path) -> "NativeFile":
+    """Opens an Arrow file: mapped, if its file system can do that."""
+    import pyarrow
+
+    try:
+        return pyarrow.memory_map(os.fspath(path))
+    except OSError as error:
+        if error.errno not in UNMAPPED:
+            raise
+    return pyarrow.OSFile(os.fspath(path))
 
 
 def check_columns(path: Path, names: list[str]) -> None:
@@ -121,7 +136,7 @@ def _read_arrow(path: Path) -> Iterator[list[Row]]:
 
     done = 0
     try:
-        with pyarrow.memory_map(os.fspath(path)) as source:
+        with open_arrow(path) as source:
             for _ in check_arrow(path, _batches(path, source)):
                 yield []
             for batch in _batches(path, source):

@@ -3,6 +3,7 @@
 import mmap
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from types import TracebackType
@@ -49,8 +50,9 @@ class Arena:
     def __init__(self, nbytes: int) -> None:
         self._size = max(aligned(nbytes), ALIGNMENT)
         self._map: mmap.mmap | None = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._map.madvise(mmap.MADV_HUGEPAGE)  # first touch and registration at memory speed
-        self._map.madvise(mmap.MADV_DONTFORK)
+        for advice in (mmap.MADV_HUGEPAGE, mmap.MADV_DONTFORK):  # the first: first touch and registration are faster
+            with suppress(OSError):  # kernels without transparent huge pages refuse it
+                self._map.madvise(advice)
         self._base = torch.frombuffer(self._map, dtype=torch.uint8)
         numa.topology().interleave(self._base.data_ptr(), self._size)  # every GPU and AdamW use all weights
         self._used = 0

@@ -1,6 +1,5 @@
 """The log of a run (`events.jsonl`): appends records, one process at a time, and looks for single ones."""
 
-import fcntl
 import logging
 import threading
 from collections.abc import Callable
@@ -12,18 +11,20 @@ from typing import Self
 
 from rptrain.runs.events import NAMES, CheckpointSaved, Event, Finished, RecordsLost, from_line, to_line
 from rptrain.runs.line_file import LineFile
+from rptrain.runs.view import RunView
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
+from rptrain.utils.locks import lock
 
 _log = logging.getLogger(__name__)
 _TAIL = 4096  # bytes: more than the last records of a run take
 
 
 def check_not_training(path: Path) -> None:
-    """UserError if a process holds the log of a run, or if it cannot be read. Writes nothing."""
+    """UserError if a process trains a run, or if its log cannot be read. Writes nothing."""
     try:
         with open_regular(path) as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _hold(path, file.fileno(), shared=True)
     except BlockingIOError:
         raise _training(path) from None
     except FileNotFoundError:
@@ -50,6 +51,20 @@ def has_saved(path: Path | str) -> bool:
         return any(start in line for line in iter(partial(file.readline, _TAIL), b""))
 
 
+def _hold(path: Path | str, descriptor: int, *, shared: bool = False) -> str | None:
+    """Locks the log of a run. Returns why its file system has no locks; None if it has.
+
+    BlockingIOError if another process trains the run. Without locks, the run's records say whether its last process
+    still does.
+    """
+    reason = lock(descriptor, shared=shared)
+    if reason is not None:
+        view = RunView(Path(path).parent)
+        if view.process is not None and not view.ended:
+            raise BlockingIOError
+    return reason
+
+
 def _training(path: Path | str) -> UserError:
     return UserError(f"{path}: another process is training this run")
 
@@ -60,13 +75,15 @@ class EventLog:
     A record that cannot be written does not end the run. Lost records are counted, and a `RecordsLost` with their
     number is written as soon as writing succeeds again. `write` raises RunDeleted if the file was deleted. Opening cuts
     off an incomplete last line that a killed process left, and raises UserError if another process holds the file: only
-    one process trains a run at a time.
+    one process trains a run at a time. `no_locks` says why the file system has no locks; None if it has. Without locks,
+    another process is noticed by its records, but not if both begin at once.
     """
 
     def __init__(self, path: Path | str) -> None:
         self._path = path
+        self.no_locks: str | None = None
         try:
-            self._file = LineFile(path, lock=True)
+            self._file = LineFile(path, lock=self._hold)
         except BlockingIOError:
             raise _training(path) from None
         except OSError as error:
@@ -77,6 +94,9 @@ class EventLog:
         self._listeners: list[Callable[[Event], None]] = []
         self._lost, self._reason = 0, ""
         self._ended = False
+
+    def _hold(self, descriptor: int) -> None:
+        self.no_locks = _hold(self._path, descriptor)
 
     def write(self, event: Event) -> None:
         self._write(event, last=False)

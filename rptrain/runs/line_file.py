@@ -1,7 +1,7 @@
 """A file to which lines are appended. A full disk loses only the lines that do not fit."""
 
-import fcntl
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from os import SEEK_END
 from pathlib import Path
@@ -18,28 +18,29 @@ SEARCHED = 256 << 20  # bytes at the end of a file in which it is searched
 class LineFile:
     """Appends lines without buffering. The owner closes the file and allows one thread at a time.
 
-    `lock` locks the file against other processes; BlockingIOError if another process holds the lock. Opening cuts off
-    an incomplete last line that a killed process left. UserError if the path is a pipe or a
+    `lock` is called with the open file, before anything is changed, and raises if another process may write to it.
+    Opening cuts off an incomplete last line that a killed process left. UserError if the path is a pipe or a
     device, or a link that leads out of its folder, or if the end of the file is not lines.
     """
 
-    def __init__(self, path: Path | str, *, lock: bool = False) -> None:
-        self._path, self._locked = Path(path), lock
+    def __init__(self, path: Path | str, *, lock: Callable[[int], object] | None = None) -> None:
+        self._path, self._locked = Path(path), lock is not None
         with ExitStack() as opening:
             within = inside(self._path.parent, self._path.name)
             self._file = opening.enter_context(open(within, "a+b", buffering=0, opener=regular))
-            if lock:
-                fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock is not None:
+                lock(self._file.fileno())
             self.size = self._end_of_lines()  # bytes of complete lines
-            self._file.truncate(self.size)
+            if self.size < self._file.seek(0, SEEK_END):
+                self._file.truncate(self.size)
             opening.pop_all()  # `close` closes the file
         self._torn = False  # whether an incomplete line may follow them
 
     def check(self) -> None:
         """RunDeleted if the file was deleted: writes to it would still succeed, but nobody could read them.
 
-        A locked file must also still be at its path. If another folder took the place of the run's, the run would
-        replace files there.
+        A file with a `lock` must also still be at its path. If another folder took the place of the run's, the run
+        would replace files there.
         """
         held = os.fstat(self._file.fileno())
         if held.st_nlink == 0 or (self._locked and not self._is_in_place(held)):

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from rptrain.config.errors import dotted, leaves, shown
 from rptrain.config.resolve import Resolved, read_text, render, resolve
 from rptrain.config.schema import AUTOMATIC, Config
 from rptrain.runs.control import FOLDER
-from rptrain.runs.event_log import has_saved, is_finished
+from rptrain.runs.event_log import EventLog, has_saved, is_finished
 from rptrain.runs.process import FOLDER as PROCESSES
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import inside, writable_place
@@ -269,28 +270,37 @@ def find(resolved: Resolved, *, warn: bool = True) -> tuple[RunDir, Path] | None
     return found
 
 
-def begin(resolved: Resolved, found: tuple[RunDir, Path] | None) -> tuple[RunDir, Path | None]:
-    """Resumes the run that `find` found, or creates a new run, and writes its config. Returns the run and checkpoint.
+def begin(
+    resolved: Resolved, found: tuple[RunDir, Path] | None, log: EventLog | None = None
+) -> tuple[RunDir, Path | None, EventLog]:
+    """Resumes the run that `find` found, or creates a new run, and writes its config. Returns the run, the checkpoint
+    and the run's log, which the caller closes.
 
     A checkpoint that is not the run's newest starts a new run, and the later ones stay unchanged. Otherwise damaged
-    checkpoints after it are renamed. To resume a run the caller must hold its EventLog, so that nobody else trains it.
+    checkpoints after it are renamed. `log`: that of a run to resume, held so that nobody else trains it.
     """
     config = resolved.config
     if found is None or forks(*found):
-        run = RunDir.create(config.save.output_dir, config.log.run_name or "run")
+        parent = Path(config.save.output_dir)
+        missing = [folder for folder in (parent, *parent.parents) if not os.path.lexists(folder)]
         with ExitStack() as undo:  # after any error: a folder without its config is not a run
-            for folder in (run.path, run.checkpoints_path):
+            for folder in reversed(missing):
                 undo.callback(_remove_empty, folder)
+            run = RunDir.create(parent, config.log.run_name or "run")
+            undo.callback(shutil.rmtree, run.path, ignore_errors=True)
+            log = EventLog(run.events_path)
+            undo.callback(log.close)
             run.write_config(resolved)
             undo.pop_all()
-        return run, found[1] if found else None
+        return run, found[1] if found else None, log
     run, checkpoint = found
+    log = log or EventLog(run.events_path)
     remove_unfinished(run.path)
     named = config.log.model_copy(update={"run_name": run.config().log.run_name})
     run.write_config(replace(resolved, config=config.model_copy(update={"log": named})))
     for path in _after(run, checkpoint):
         set_aside(path)
-    return run, checkpoint
+    return run, checkpoint, log
 
 
 def forks(run: RunDir, checkpoint: Path) -> bool:

@@ -1,5 +1,6 @@
 """Begin or resume a run: alone, or together with other processes, the first of which tells the others what it began."""
 
+import logging
 import os
 import time
 import uuid
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rptrain
+from rptrain.checkpoint.trial import REMEDY, try_saving
 from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
 from rptrain.planner.hardware import here
@@ -28,6 +30,7 @@ from rptrain.train.run_end import RunEnd
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import UserError
 from rptrain.utils.liveness import progressed
+from rptrain.utils.paths import writable_place
 from rptrain.utils.phases import phase
 from rptrain.utils.replacing import replace_file
 
@@ -35,6 +38,8 @@ RUN = "run"  # the key under which the group remembers its run
 TOKEN = "processes/token"  # in the run's folder: shows to each process that it has the folder of the first one
 VISIBLE = 60.0  # seconds until a file that another machine wrote is visible: file systems keep what was not there
 LOOK = 0.1  # seconds between two looks for it
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ def prepare_run(resolved: Resolved, launch: Launch | None, group: Group, stack: 
     if found is None or forks(*found):  # seen before data is read
         check_creatable(resolved.config.save.output_dir, resolved.config.log.run_name or "run")
     resume = None if found is None else Resume.open(*found, stack)
+    _check_saving(Path(resolved.config.save.output_dir), None if resume is None or resume.log is None else resume.run)
     resolved, job = _prepare(resolved, found, launch, resumed=found is not None)
     if resume is not None:
         resume.check(job)
@@ -80,10 +86,18 @@ def prepare_run(resolved: Resolved, launch: Launch | None, group: Group, stack: 
 
 def begin_run(prepared: Prepared, group: Group, watchdog: Watchdog, stack: ExitStack) -> Begun:
     """Create the run's folder, or resume the run. The stack closes the log."""
-    resume = prepared.resume
-    run, checkpoint = begin(prepared.resolved, prepared.found)
-    log = resume.log if resume is not None and resume.run == run else None
-    log = log or stack.enter_context(EventLog(run.events_path))
+    held = None if prepared.resume is None else prepared.resume.log
+    run, checkpoint, log = begin(prepared.resolved, prepared.found, held)
+    if log is not held:
+        stack.enter_context(log)
+    if log.no_locks is not None:
+        _log.warning(
+            "%s: its file system has no locks (%s). Two processes that resume the run at once would damage it: start "
+            "only one, or %s",
+            run.path,
+            log.no_locks,
+            REMEDY,
+        )
     if group.kept is not None:
         group.kept.set(RUN, str(run.path.absolute()))
     end = RunEnd(run, log, watchdog, run.path, alone=group.peers is None)
@@ -165,6 +179,15 @@ def record_plan(log: EventLog, job: Job) -> None:
     run, plan = job.plan, job.plan.plan
     log.write(events.Plan((str(plan), *plan.grid().splitlines())))
     log.write(events.Estimated(run.estimate.period, run.estimate.bubble, run.floor_seconds, simulated_step(run)))
+
+
+def _check_saving(output_dir: Path, resumed: RunDir | None) -> None:
+    """UserError if a new run, or the one that is resumed, could not save. It would be noticed only after training."""
+    try:
+        try_saving(writable_place(output_dir) if resumed is None else resumed.checkpoints_path)
+    except OSError as error:
+        named = f"cannot create a run in {output_dir}" if resumed is None else f"{resumed.path} cannot be resumed"
+        raise UserError(f"{named}: {error.strerror}; {REMEDY}") from error
 
 
 def _check_alike(job: Job, group: Group) -> None:

@@ -4,15 +4,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MEMBERSHIPS, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-MEMORY = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
+MEMORY = {  # files of limits, the file of the use, and the prefix of the entries in memory.stat that cover inner groups
+    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_"),
+    2: (("memory.max", "memory.high"), "memory.current", ""),
+}
+RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")  # as in MemAvailable of the whole machine
 
 
 def memory_left(memberships: Path = MEMBERSHIPS, root: Path = ROOT) -> Iterator[int]:
-    """The bytes of memory that each of the process's control groups has left, if it has a limit."""
+    """The bytes of memory that each of the process's control groups has left, if it has a limit.
+
+    The kernel reclaims the page cache, such as that of a model that was read, before a group exceeds its limit.
+    """
     for folder, version in _folders("memory", memberships, root):
-        limit, used = (folder / name for name in MEMORY[version])
-        if limit.exists() and (most := limit.read_text().strip()) != "max":
-            yield max(int(most) - int(used.read_text()), 0)
+        limits, use, prefix = MEMORY[version]
+        given = [limit for name in limits if (limit := _number(folder / name)) is not None]
+        used = _number(folder / use)
+        if given and used is not None:
+            yield max(min(given) - max(used - _reclaimable(folder, prefix), 0), 0)
 
 
 def core_quotas(memberships: Path = MEMBERSHIPS, root: Path = ROOT) -> Iterator[float]:
@@ -26,6 +35,23 @@ def core_quotas(memberships: Path = MEMBERSHIPS, root: Path = ROOT) -> Iterator[
             quota, period = (file.read_text().strip() for file in files) if files[0].exists() else ("-1", "1")
         if quota not in ("max", "-1"):
             yield int(quota) / int(period)
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file of a group; None if it is "max", or if it cannot be read."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _reclaimable(folder: Path, prefix: str) -> int:
+    """Bytes of a group's memory that the kernel reclaims for other uses; 0 if they are unknown."""
+    try:
+        entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return sum(int(entries.get(prefix + name, 0)) for name in RECLAIMABLE)
+    except (OSError, ValueError):
+        return 0
 
 
 def _folders(controller: str, memberships: Path, root: Path) -> Iterator[tuple[Path, int]]:

@@ -1,6 +1,7 @@
 """Reading of byte ranges of a file into memory by any number of threads, and detection of changed files."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -34,8 +35,9 @@ class OpenFile:
             raise self._unreadable(error) from error
 
     def forget(self, offset: int, nbytes: int) -> None:
-        """Drops a range from the page cache, so that the next read comes from the disk."""
-        os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)
+        """Drops a range from the page cache, so that the next read comes from the disk, if the file system can."""
+        with suppress(OSError):
+            os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def check(self, stamp: Stamp) -> None:
         """Raises UserError if the file has changed since it had this stamp."""

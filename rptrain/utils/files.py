@@ -3,8 +3,8 @@
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
-from errno import ENXIO
+from contextlib import contextmanager, suppress
+from errno import ENODEV, ENXIO, EOPNOTSUPP
 from hashlib import sha256
 from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
@@ -15,6 +15,7 @@ from rptrain.utils.liveness import progressed
 from rptrain.utils.units import format_bytes
 
 PIECE = 1 << 20  # bytes hashed at a time
+UNMAPPED = (ENODEV, EOPNOTSUPP)  # the errors of file systems that map no files into memory, such as some FUSE ones
 SMALL = 64 << 20  # bytes: more than configs, templates and manifests have
 
 
@@ -82,6 +83,12 @@ def check_size(file: BufferedReader, path: str | os.PathLike[str], limit: int = 
             f"{Path(path)} is too large: {format_bytes(size)}, and at most {format_bytes(limit)} can be read; "
             "put the right file there"
         )
+
+
+def change_mode(file: Path | int, mode: int) -> None:
+    """Gives a file of this user, or an open one, other permissions; nothing on file systems without permissions."""
+    with suppress(OSError):
+        os.chmod(file, mode)
 
 
 @contextmanager

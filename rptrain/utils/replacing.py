@@ -2,7 +2,7 @@
 
 import os
 import secrets
-import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -10,7 +10,7 @@ from os.path import realpath
 from pathlib import Path
 from typing import BinaryIO
 
-from rptrain.utils.files import naming
+from rptrain.utils.files import change_mode, naming
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -43,7 +43,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
                 new.flush()
                 os.fsync(new.fileno())
             if mode is None and file.exists():
-                shutil.copymode(file, aside)
+                change_mode(aside, stat.S_IMODE(file.stat().st_mode))
             aside.replace(file)
     finally:
         with suppress(OSError):  # renamed to the file

@@ -35,7 +35,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run() -> RunDir:
-    run, _ = begin(config(), None)
+    run, _, log = begin(config(), None)
+    log.close()
     for step in (3, 6):
         tools.write_checkpoint(run.checkpoint_path(step))
     with EventLog(run.events_path) as log:

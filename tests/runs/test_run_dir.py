@@ -32,7 +32,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def begin(resolved: Resolved) -> tuple[RunDir, Path | None]:
-    return run_dir.begin(resolved, find(resolved))
+    run, checkpoint, log = run_dir.begin(resolved, find(resolved))
+    log.close()
+    return run, checkpoint
 
 
 def config(*overrides: str) -> Resolved:

@@ -1,6 +1,5 @@
 """Starting trainers and exports, which outlive the interface: processes in a session of their own, with a log file."""
 
-import fcntl
 import os
 import re
 import subprocess
@@ -8,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from errno import ENOLCK, EOPNOTSUPP
 from itertools import chain, count
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +18,7 @@ from rptrain.runs.ending import memory_kills
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.tail import end_of
 from rptrain.utils.errors import UserError
+from rptrain.utils.locks import lock
 from rptrain.utils.paths import expanded, inside
 from rptrain.utils.phase_display import PERIOD_KEY
 
@@ -156,13 +155,10 @@ def _open(log: Path) -> BinaryIO | None:
     """Opens a file for appending and locks it if its file system has locks; None if another process has locked it."""
     output = log.open("ab")
     try:
-        fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(output.fileno())  # the started process reports a file system without locks
     except BlockingIOError:
         output.close()
         return None
-    except OSError as error:  # what is started says that there are none
-        if error.errno not in (ENOLCK, EOPNOTSUPP):
-            raise
     return output
 
 
