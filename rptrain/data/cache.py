@@ -25,7 +25,7 @@ from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.data.formats import Tally
 from rptrain.data.tokens import TOKENS, Builder, Document, Stream
 from rptrain.utils.errors import UserError
-from rptrain.utils.files import UNMAPPED, file_sha256, open_regular
+from rptrain.utils.files import file_sha256, open_regular
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import from_environment, writable_place
 from rptrain.utils.private import Untrusted, close_own_folder, make_own_folder, open_own
@@ -36,6 +36,7 @@ HEADER = 1 << 16  # bytes before the arrays
 SMALL = 1 << 20  # bytes of arrays that are read instead of mapped: a process may have only so many open files
 PIECE = 1 << 24  # bytes per thread and hash; digests of streams depend on it
 ABANDONED = 86400  # seconds after which a temporary file counts as abandoned
+UNMAPPED = (errno.ENODEV, errno.EOPNOTSUPP)  # the errors of file systems that map no files, such as some FUSE ones
 FULL = (errno.EDQUOT, errno.EFBIG, errno.ENOSPC)  # the errors of a full disk, or of a limit
 NAMES = {np.int32: "I32", np.bool_: "BOOL"}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rptrain.data.expansion import check_arrow, check_parquet, decoded_bytes
 from rptrain.data.structs import convert_rows
 from rptrain.utils.errors import UserError
-from rptrain.utils.files import UNMAPPED, open_regular
+from rptrain.utils.files import open_regular
 from rptrain.utils.limited import Limited, call, stream
 from rptrain.utils.text import not_utf8
 from rptrain.utils.units import format_bytes
@@ -69,15 +69,13 @@ def _count_rows(path: Path) -> int:
 
 
 def open_arrow(path: Path) -> "NativeFile":
-    """Opens an Arrow file: mapped, if its file system can do that."""
+    """Opens an Arrow file: mapped, if its file system can do that. OSError if it cannot be read."""
     import pyarrow
 
     try:
         return pyarrow.memory_map(os.fspath(path))
-    except OSError as error:
-        if error.errno not in UNMAPPED:
-            raise
-    return pyarrow.OSFile(os.fspath(path))
+    except OSError:  # without an error number
+        return pyarrow.OSFile(os.fspath(path))
 
 
 def check_columns(path: Path, names: list[str]) -> None:

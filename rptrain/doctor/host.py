@@ -12,10 +12,13 @@ import psutil
 import torch
 
 import rptrain
+from rptrain.checkpoint.trial import REMEDY, try_saving
 from rptrain.doctor.checks import Check, check
 from rptrain.engine.optim import adam
 from rptrain.engine.store import Arena, available_bytes
-from rptrain.utils import native, numa
+from rptrain.utils import control_groups, native, numa
+from rptrain.utils.errors import describe
+from rptrain.utils.locks import lock
 from rptrain.utils.page_locks import COST, WSL_LIMIT, is_wsl, locking_advice, memlock_limit
 from rptrain.utils.parallel import cores
 from rptrain.utils.units import format_bytes
@@ -36,7 +39,9 @@ LOCKED = 64 << 20  # bytes to page-lock as a test
 
 
 def examine(runs: Path, *, gpus: bool) -> list[Check]:
-    return [_versions(gpus), _compiler(gpus), _native(), _cpu(), _memory(), _locking(gpus), _disk(runs)]
+    folder = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.is_dir())
+    checks = [_versions(gpus), _compiler(gpus), _native(), _cpu(), _memory(), _locking(gpus)]
+    return [*checks, _disk(folder), _saving(folder)]
 
 
 def _versions(gpus: bool) -> Check:
@@ -91,9 +96,10 @@ def _cpu_name() -> str:
 
 def _memory() -> Check:
     free, there, total = available_bytes(), psutil.virtual_memory().available, psutil.virtual_memory().total
-    figures = {"free": free, "total": total, "group_left": free if free < there else None}
+    left = min(control_groups.memory_left(), default=there)
+    figures = {"free": free, "total": total, "group_left": left if left < there else None}
     text = f"{format_bytes(free)} free of {format_bytes(total)}"
-    if free < there:
+    if left < there:
         text += f": the control group leaves that, the machine {format_bytes(there)}"
     return check("host memory", text, **figures)
 
@@ -116,9 +122,8 @@ def _locking(gpus: bool) -> Check:
     return check("page-locking", f"the driver locks memory; {text}", limit=limit, locks=True)
 
 
-def _disk(runs: Path) -> Check:
+def _disk(folder: Path) -> Check:
     """Writes, syncs and deletes a file in the folder of runs, or in its nearest existing parent."""
-    folder = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.is_dir())
     subject, free = "disk", shutil.disk_usage(folder).free
     data = os.urandom(1 << 20)
     try:
@@ -139,3 +144,23 @@ def _disk(runs: Path) -> Check:
     elif speed < SLOW_DISK:
         advice = "set save.output_dir to a faster disk: checkpoints take long to write"
     return check(subject, text, advice, free=free, speed=speed)
+
+
+def _saving(folder: Path) -> Check:
+    """Does what saves do in the folder of runs, or in its nearest existing parent, and leaves nothing there."""
+    subject = "runs folder"
+    try:
+        synced = try_saving(folder)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            no_locks = lock(file.fileno())
+    except OSError as error:
+        text = f"runs cannot save in {folder}: {describe(error)}"
+        return check(subject, text, REMEDY, saves=False, syncs_folders=None, locks=None)
+    figures = {"saves": True, "syncs_folders": synced, "locks": no_locks is None}
+    text = "files and folders are written, replaced and renamed"
+    if not synced:
+        text += "; folders are not synced: a loss of power may undo the last save"
+    if no_locks is None:
+        return check(subject, text, **figures)
+    advice = f"start only one process that resumes a run, or {REMEDY}"
+    return check(subject, f"{text}; the file system has no locks ({no_locks})", advice, **figures)

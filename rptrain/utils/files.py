@@ -4,7 +4,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from errno import ENODEV, ENXIO, EOPNOTSUPP
+from errno import ENXIO
 from hashlib import sha256
 from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
@@ -15,7 +15,6 @@ from rptrain.utils.liveness import progressed
 from rptrain.utils.units import format_bytes
 
 PIECE = 1 << 20  # bytes hashed at a time
-UNMAPPED = (ENODEV, EOPNOTSUPP)  # the errors of file systems that map no files into memory, such as some FUSE ones
 SMALL = 64 << 20  # bytes: more than configs, templates and manifests have
 
 

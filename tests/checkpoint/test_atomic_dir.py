@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shutil
@@ -23,6 +24,8 @@ from rptrain.checkpoint.atomic_dir import (
     written_aside,
 )
 from rptrain.utils.errors import UserError
+
+from ..refusals import Refusals
 
 
 def write(target, content=b"content"):
@@ -276,6 +279,23 @@ def test_names_up_to_the_longest(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
     with pytest.raises(UserError, match=f"xx is too long: choose one of at most {longest} bytes"):
         check_name(target.with_name(target.name + "xx"))
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP], ids=["EINVAL", "ENOTSUP"])
+def test_a_file_system_that_syncs_no_folders(tmp_path, monkeypatch, code):
+    Refusals(monkeypatch).syncing_folders(code)
+    write(tmp_path / "target")
+    write(tmp_path / "checkpoint-1")
+    set_aside(tmp_path / "checkpoint-1")
+    remove(tmp_path / "target")
+    assert os.listdir(tmp_path) == ["checkpoint-1.damaged"]
+
+
+def test_another_error_of_a_folder_is_one_and_leaves_nothing(tmp_path, monkeypatch):
+    Refusals(monkeypatch).syncing_folders(errno.EIO)
+    with pytest.raises(OSError, match="Input/output error") as error:
+        write(tmp_path / "target")
+    assert str(error.value.filename).startswith(str(tmp_path)) and not os.listdir(tmp_path)
 
 
 def test_what_is_written_into_a_deleted_folder_does_not_make_it_again(tmp_path):

@@ -21,6 +21,7 @@ from rptrain.data.tokens import Document, gather
 from rptrain.utils.errors import UserError
 from rptrain.utils.limited import Pool, call
 
+from ..refusals import refuse
 from .documents import tokens_of
 
 
@@ -82,6 +83,14 @@ def test_tokens_are_mapped_and_not_read(folder, tokenizer, monkeypatch):
     while isinstance(part, np.ndarray) and not isinstance(part, np.memmap):
         part = part.base
     assert isinstance(part, np.memmap)
+
+
+@pytest.mark.parametrize("code", [errno.ENODEV, errno.EOPNOTSUPP], ids=["ENODEV", "EOPNOTSUPP"])
+def test_tokens_are_read_where_nothing_can_be_mapped(folder, tokenizer, monkeypatch, code):
+    monkeypatch.setattr(cache, "SMALL", 0)
+    mapped = go(folder, tokenizer)
+    monkeypatch.setattr(np, "memmap", lambda *_: refuse(code))
+    assert tokens_of(go(folder, tokenizer)) == tokens_of(mapped)
 
 
 def test_small_files_are_not_kept_open(folder, tokenizer, monkeypatch):

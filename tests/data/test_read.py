@@ -71,6 +71,18 @@ def test_every_type_gives_the_same(tmp_path, name):
     assert [example.line for example in examples] == lines.get(name, [1, 2, 3])
 
 
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_an_arrow_file_that_cannot_be_mapped(tmp_path, monkeypatch, kind):
+    import pyarrow
+
+    def unmapped(path):
+        raise OSError("Memory mapping file failed: No such device")
+
+    as_arrow(tmp_path / "rows.arrow", ROWS, kind)
+    monkeypatch.setattr(pyarrow, "memory_map", unmapped)
+    assert [row for rows in tables._read_arrow(tmp_path / "rows.arrow") for row in rows] == ROWS
+
+
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
 def test_nested_columns_and_more_rows_than_are_read_at_once(tmp_path, name):
     WRITERS[name](tmp_path / name, CHATS)

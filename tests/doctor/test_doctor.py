@@ -1,5 +1,6 @@
 """What the doctor says of machines, good and bad."""
 
+import errno
 import resource
 from dataclasses import replace
 from importlib.metadata import version
@@ -14,11 +15,12 @@ from rptrain.doctor.examine import examine
 from rptrain.doctor.gpu import CopyRates, Gpu, describe
 from rptrain.engine import store
 from rptrain.engine.optim import adam
-from rptrain.utils import native
+from rptrain.utils import control_groups, native
 from rptrain.utils.nvml import Link
 from rptrain.utils.parallel import cores
 
 from ..engine.test_store import Runtime
+from ..refusals import Refusals
 
 GOOD = Gpu(
     "cuda:0", "RTX 4090", 24 << 30, "8.9", "580.1", Link(4, 16, 4, 16), CopyRates(25e9, 26e9, 45e9), wait_value=True
@@ -42,12 +44,14 @@ def test_a_machine_without_a_gpu(no_gpu, tmp_path):
         "host memory",
         "page-locking",
         "disk",
+        "runs folder",
     ]
     assert by_subject["GPU"].status == "warning"
     assert by_subject["CPU"].figures["cores"] == cores()
     assert by_subject["host memory"].figures["free"] > 0
     assert by_subject["page-locking"].status == "ok" and by_subject["page-locking"].figures["locks"] is None
     assert by_subject["disk"].figures["speed"] > 0 and list(tmp_path.iterdir()) == []
+    assert by_subject["runs folder"].figures == {"saves": True, "syncs_folders": True, "locks": True}
     assert by_subject["software"].figures["torch"] == version("torch")
 
 
@@ -119,9 +123,11 @@ def test_the_instructions_of_the_optimizer():
 
 
 def test_a_control_group_that_leaves_less(monkeypatch):
-    monkeypatch.setattr(host, "available_bytes", lambda: 3 << 30)
+    monkeypatch.setattr(control_groups, "memory_left", lambda: iter([3 << 30, 1 << 60]))
     finding = host._memory()
-    assert finding.figures["group_left"] == 3 << 30 and "control group" in finding.text
+    assert finding.figures["group_left"] == finding.figures["free"] == 3 << 30 and "control group" in finding.text
+    monkeypatch.setattr(control_groups, "memory_left", lambda: iter(()))
+    assert host._memory().figures["group_left"] is None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +137,7 @@ def test_the_disk(monkeypatch, tmp_path, free, speed, advice):
     """`speed` is the least that is not slow."""
     monkeypatch.setattr(host.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free}))
     monkeypatch.setattr(host, "SLOW_DISK", speed)
-    finding = host._disk(tmp_path / "not" / "there" / "yet")
+    finding = host._disk(tmp_path)
     assert str(tmp_path) in finding.text
     assert (finding.advice is None) == (advice is None) and (advice or "") in (finding.advice or "")
 
@@ -143,6 +149,25 @@ def test_a_disk_that_cannot_be_written(monkeypatch, tmp_path):
     monkeypatch.setattr(host.tempfile, "TemporaryFile", refuse)
     finding = host._disk(tmp_path)
     assert finding.status == "warning" and "Read-only file system" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("syncing", "locking", "figures"),
+    [
+        (errno.EINVAL, None, {"saves": True, "syncs_folders": False, "locks": True}),
+        (errno.ENOTSUP, errno.ENOLCK, {"saves": True, "syncs_folders": False, "locks": False}),
+        (errno.EIO, None, {"saves": False, "syncs_folders": None, "locks": None}),
+    ],
+    ids=["synced", "locked", "saved"],
+)
+def test_a_runs_folder_on_a_file_system_that_lacks_something(tmp_path, monkeypatch, syncing, locking, figures):
+    Refusals(monkeypatch).syncing_folders(syncing)
+    if locking is not None:
+        Refusals(monkeypatch).locking(locking)
+    finding = host._saving(tmp_path)
+    assert finding.figures == figures and list(tmp_path.iterdir()) == []
+    good = figures["saves"] and figures["locks"]
+    assert finding.status == ("ok" if good else "warning") and ("save.output_dir" in (finding.advice or "")) != good
 
 
 @pytest.mark.gpu

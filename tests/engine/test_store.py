@@ -1,6 +1,7 @@
 """Page-locked memory, with a stand-in for CUDA's runtime that knows what is registered and what was in memory."""
 
 import ctypes
+import errno
 import mmap
 import threading
 import weakref
@@ -11,9 +12,11 @@ import torch
 from rptrain.engine import store as memory
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.page_locking import Locking, PageableRanges
-from rptrain.engine.store import Arena, ModelStore, aligned
+from rptrain.engine.store import ALIGNMENT, Arena, ModelStore, aligned
 from rptrain.utils.parallel import cores
 
+from ..refusals import refuse
+from ..run_tools import PATIENCE
 from . import plain, runs
 
 PAGE = mmap.PAGESIZE
@@ -138,6 +141,16 @@ def test_memory_that_is_unlocked_for_others_stays_pageable(runtime):
         assert done == store.locking.missing >= 3 * PAGE
         assert store.unlock(1 << 40) == store.locking.copied - done and not runtime.registered
     assert not runtime.registered
+
+
+def test_hints_that_the_kernel_refuses(runtime, monkeypatch):
+    class Refusing(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            refuse(errno.EINVAL)
+
+    monkeypatch.setattr(mmap, "mmap", Refusing)
+    with Arena(2 * ALIGNMENT) as arena:
+        assert arena.take(ALIGNMENT, torch.uint8).sum() == 0
 
 
 def test_memory_is_unlocked_before_it_is_unmapped(runtime):

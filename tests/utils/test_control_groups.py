@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rptrain.utils import parallel
 from rptrain.utils.control_groups import core_quotas, memory_left
 
@@ -38,6 +40,43 @@ def test_groups_of_version_1_and_those_that_a_container_hides(tmp_path):
     group(root, memory__max=600, memory__current=100, cpu__max="200000 100000")
     assert min(memory_left(memberships, root)) == 500
     assert {*core_quotas(memberships, root)} == {2.0}
+
+
+GIB = 1 << 30
+CACHE = f"anon {4 * GIB}\ninactive_file {46 * GIB}"
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"memory__max": 64 * GIB, "memory__stat": CACHE}, 60 * GIB),
+        ({"memory__max": 64 * GIB, "memory__high": "max", "memory__stat": CACHE}, 60 * GIB),
+        ({"memory__max": "max", "memory__high": 56 * GIB, "memory__stat": CACHE}, 52 * GIB),
+        ({"memory__max": 64 * GIB, "memory__high": 56 * GIB, "memory__stat": CACHE}, 52 * GIB),
+        ({"memory__max": 64 * GIB, "memory__stat": f"active_file {GIB}\nslab_reclaimable {2 * GIB}"}, 17 * GIB),
+        ({"memory__max": 64 * GIB, "memory__stat": f"inactive_file {51 * GIB}"}, 64 * GIB),
+        ({"memory__max": 64 * GIB, "memory__stat": "of another form"}, 14 * GIB),
+        ({"memory__max": 64 * GIB}, 14 * GIB),
+        ({"memory__max": 40 * GIB}, 0),
+    ],
+    ids=["cache", "no high", "high alone", "high", "slab", "changing", "unreadable", "no stat", "over"],
+)
+def test_what_can_be_reclaimed_is_left(tmp_path, files, left):
+    memberships, root = tmp_path / "cgroup", tmp_path / "fs"
+    memberships.write_text("0::/a/b\n")
+    group(root / "a/b", memory__current=50 * GIB, **files)
+    group(root / "a", memory__max=100 * GIB, memory__current=90 * GIB, memory__stat=f"inactive_file {80 * GIB}")
+    assert min(memory_left(memberships, root)) == left
+    group(root / "a", memory__max=100 * GIB, memory__current=99 * GIB, memory__stat="inactive_file 0")
+    assert min(memory_left(memberships, root)) == min(left, GIB)
+
+
+def test_what_can_be_reclaimed_in_version_1(tmp_path):
+    memberships, root = tmp_path / "cgroup", tmp_path / "fs"
+    memberships.write_text("4:memory:/jobs\n")
+    stat = f"inactive_file {GIB}\ntotal_inactive_file {46 * GIB}\ntotal_active_file {GIB}"
+    group(root / "memory/jobs", memory__limit_in_bytes=64 * GIB, memory__usage_in_bytes=50 * GIB, memory__stat=stat)
+    assert min(memory_left(memberships, root)) == 61 * GIB
 
 
 def test_without_control_groups(tmp_path):

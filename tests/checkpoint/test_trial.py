@@ -1,0 +1,37 @@
+"""The trial of a file system: what saves need is tried, and nothing is left."""
+
+import errno
+import os
+
+import pytest
+
+from rptrain.checkpoint.trial import try_saving
+
+from ..refusals import Refusals
+
+
+@pytest.mark.parametrize(
+    ("code", "synced"), [(None, True), (errno.EINVAL, False), (errno.ENOTSUP, False)], ids=["synced", "EINVAL", "ENOTSUP"]
+)
+def test_a_file_system_on_which_runs_save(tmp_path, monkeypatch, code, synced):
+    if code is not None:
+        Refusals(monkeypatch).syncing_folders(code)
+    assert try_saving(tmp_path) is synced and not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("refused", "code"),
+    [
+        ("syncing_folders", errno.EIO),
+        ("syncing_files", errno.EINVAL),
+        ("renaming_folders", errno.ENOSYS),
+        ("renaming_folders", errno.EMFILE),
+        ("replacing_files", errno.EPERM),
+    ],
+    ids=["folders", "files", "no renames", "renames of few files", "no replacing"],
+)
+def test_a_file_system_on_which_runs_cannot_save(tmp_path, monkeypatch, refused, code):
+    getattr(Refusals(monkeypatch), refused)(code)
+    with pytest.raises(OSError, match=os.strerror(code)) as error:
+        try_saving(tmp_path)
+    assert error.value.errno == code and not os.listdir(tmp_path)
