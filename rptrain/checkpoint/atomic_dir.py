@@ -141,10 +141,10 @@ def written_aside(
     check = check or partial(_check_kind, facts.get("kind"))
     folder, replaced = _stage(target), beside(target, REPLACED)
     try:
-        free = shutil.disk_usage(target.parent).free
-        if free < needed + SLACK:
+        disk = shutil.disk_usage(target.parent)
+        if disk.total and disk.free < needed + SLACK:  # some FUSE file systems and ramfs have no size
             raise DiskFull(
-                f"{target} needs {format_bytes(needed + SLACK)}, and {format_bytes(free)} is free on its disk: "
+                f"{target} needs {format_bytes(needed + SLACK)}, and {format_bytes(disk.free)} is free on its disk: "
                 "make room, or write elsewhere"
             )
         _check_replaced(replaced, check)

@@ -124,7 +124,8 @@ def _locking(gpus: bool) -> Check:
 
 def _disk(folder: Path) -> Check:
     """Writes, syncs and deletes a file in the folder of runs, or in its nearest existing parent."""
-    subject, free = "disk", shutil.disk_usage(folder).free
+    subject, usage = "disk", shutil.disk_usage(folder)
+    free = usage.free if usage.total else None
     data = os.urandom(1 << 20)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -137,9 +138,10 @@ def _disk(folder: Path) -> Check:
     except OSError as error:
         advice = "make it writable, or set save.output_dir to another folder"
         return check(subject, f"nothing can be written to {folder}: {error.strerror}", advice, free=free, speed=None)
-    text = f"{format_bytes(free)} free in {folder}, {speed / 1e6:,.0f} MB/s written and synced"
+    room = "an unknown amount is" if free is None else format_bytes(free)
+    text = f"{room} free in {folder}, {speed / 1e6:,.0f} MB/s written and synced"
     advice = None
-    if free < SCARCE:
+    if free is not None and free < SCARCE:
         advice = "make room, or set save.output_dir to another disk: rptrain plan says what a run needs"
     elif speed < SLOW_DISK:
         advice = "set save.output_dir to a faster disk: checkpoints take long to write"
@@ -161,6 +163,6 @@ def _saving(folder: Path) -> Check:
     if not synced:
         text += "; folders are not synced: a loss of power may undo the last save"
     if no_locks is None:
-        return check(subject, text, **figures)
+        return check(subject, text, None, **figures)
     advice = f"start only one process that resumes a run, or {REMEDY}"
     return check(subject, f"{text}; the file system has no locks ({no_locks})", advice, **figures)

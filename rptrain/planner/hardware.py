@@ -171,8 +171,11 @@ class Hardware:
 
 
 def program_bytes() -> int:
-    """The memory of this process now: its proportional set size, because pages of libraries may be shared."""
-    return psutil.Process().memory_full_info().pss
+    """The memory of this process now: its proportional set size, because pages of libraries may be shared. All of its
+    memory, if the kernel does not tell (some sandboxes have no /proc/self/smaps).
+    """
+    info = psutil.Process().memory_full_info()
+    return getattr(info, "pss", info.rss)
 
 
 def here(engine: Engine, launch: Launch | None = None) -> Hardware:

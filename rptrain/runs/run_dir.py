@@ -202,7 +202,8 @@ def check_creatable(output_dir: Path | str, run_name: str) -> None:
     parent = Path(output_dir)
     try:
         place = writable_place(parent)
-        if len(os.fsencode(run_name)) > os.pathconf(place, "PC_NAME_MAX"):
+        most = os.pathconf(place, "PC_NAME_MAX")  # not positive: some FUSE file systems do not tell
+        if 0 < most < len(os.fsencode(run_name)):
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         os.lstat(place / run_name)
     except FileNotFoundError:

@@ -65,9 +65,14 @@ def file_sha256(file: BufferedReader) -> str:
 
 
 def check_holes(file: BufferedReader, path: str | os.PathLike[str]) -> None:
-    """UserError if an open file has holes, which read as zeros: no text has them. Its position must be 0, and stays."""
-    size = os.fstat(file.fileno()).st_size
-    if size and (hole := os.lseek(file.fileno(), 0, os.SEEK_HOLE)) < size:
+    """UserError if an open file has holes, which read as zeros: no text has them. Its position must be 0, and stays.
+
+    Nothing is found on file systems that do not tell where holes are.
+    """
+    hole = size = os.fstat(file.fileno()).st_size
+    with suppress(OSError):
+        hole = os.lseek(file.fileno(), 0, os.SEEK_HOLE) if size else 0
+    if hole < size:
         raise UserError(
             f"{Path(path)} is incomplete: nothing was written at byte {hole:,} of its {format_bytes(size)}; "
             "copy or write it again"

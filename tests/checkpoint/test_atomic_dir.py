@@ -189,6 +189,9 @@ def test_an_interrupt_between_the_two_renames_brings_back_what_was_there(tmp_pat
 
 def test_a_full_disk_is_found_out_before_writing(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(total=0, free=0))
+    write(tmp_path / "no size")
+    remove(tmp_path / "no size")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5_000_000_000))
     message = r"needs 8\.44 GiB, and 4\.66 GiB is free"
     with pytest.raises(DiskFull, match=message), written_aside(tmp_path / "target", {}, 9_000_000_000):

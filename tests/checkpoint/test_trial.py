@@ -11,7 +11,9 @@ from ..refusals import Refusals
 
 
 @pytest.mark.parametrize(
-    ("code", "synced"), [(None, True), (errno.EINVAL, False), (errno.ENOTSUP, False)], ids=["synced", "EINVAL", "ENOTSUP"]
+    ("code", "synced"),
+    [(None, True), (errno.EINVAL, False), (errno.ENOTSUP, False)],
+    ids=["synced", "EINVAL", "ENOTSUP"],
 )
 def test_a_file_system_on_which_runs_save(tmp_path, monkeypatch, code, synced):
     if code is not None:

@@ -131,11 +131,18 @@ def test_a_control_group_that_leaves_less(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("free", "speed", "advice"), [(1 << 30, 1.0, "make room"), (1 << 40, 1e12, "faster disk"), (1 << 40, 1.0, None)]
+    ("free", "total", "speed", "advice"),
+    [
+        (1 << 30, 1 << 40, 1.0, "make room"),
+        (1 << 40, 1 << 40, 1e12, "faster disk"),
+        (1 << 40, 1 << 40, 1.0, None),
+        (0, 0, 1.0, None),
+    ],
+    ids=["scarce", "slow", "good", "without a size"],
 )
-def test_the_disk(monkeypatch, tmp_path, free, speed, advice):
+def test_the_disk(monkeypatch, tmp_path, free, total, speed, advice):
     """`speed` is the least that is not slow."""
-    monkeypatch.setattr(host.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free}))
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free, "total": total}))
     monkeypatch.setattr(host, "SLOW_DISK", speed)
     finding = host._disk(tmp_path)
     assert str(tmp_path) in finding.text

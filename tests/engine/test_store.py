@@ -16,7 +16,6 @@ from rptrain.engine.store import ALIGNMENT, Arena, ModelStore, aligned
 from rptrain.utils.parallel import cores
 
 from ..refusals import refuse
-from ..run_tools import PATIENCE
 from . import plain, runs
 
 PAGE = mmap.PAGESIZE

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pynvml
 import pytest
 import torch
@@ -23,6 +24,11 @@ from tests.run_tools import write_config
 
 GIB = 1 << 30
 CARD = CARDS["rtx4090"]
+
+
+def test_a_kernel_that_does_not_tell_what_is_shared(monkeypatch):
+    monkeypatch.setattr(psutil.Process, "memory_full_info", psutil.Process.memory_info)  # as psutil without smaps
+    assert hardware.program_bytes() > 1 << 20
 
 
 def test_workers_on_the_cpu_have_the_hosts_memory():

@@ -154,6 +154,9 @@ def test_a_folder_in_which_nothing_can_be_created(folder: Path, monkeypatch: pyt
                 make(folder / "a", name)
             said.add(str(raised.value))
         assert len(said) == 1, "training says the same"
+    with monkeypatch.context() as without:
+        without.setattr(os, "pathconf", lambda *_: 0)  # the file system does not tell
+        check_creatable(folder / "a/b", "run")
     monkeypatch.setattr(os, "access", lambda place, mode: False)
     with pytest.raises(UserError, match="may not be written; change"):
         check_creatable(folder, "run")

@@ -1,5 +1,6 @@
 """How a run ended early."""
 
+import errno
 import os
 import signal
 from dataclasses import replace
@@ -8,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from rptrain.checkpoint.atomic_dir import MANIFEST
+from rptrain.runs import process
 from rptrain.runs.ending import ending_of, start_failure
 from rptrain.runs.process import ProcessId
 from rptrain.runs.view import RunView
 
+from ..refusals import refuse
 from ..tui.recorded import GIB, make_run, snapshot
 
 
@@ -23,6 +26,21 @@ def dead(folder: Path, code: int | None = None, *, free: int = 74 * GIB, process
     ending = ending_of(view, code)
     assert ending is not None
     return ending.cause
+
+
+def test_a_sandbox_without_a_boot_id(monkeypatch: pytest.MonkeyPatch):
+    read = Path.read_text
+
+    def without(path: Path, *given: str, **named: str) -> str:
+        return refuse(errno.ENOENT) if path.name == "boot_id" else read(path, *given, **named)
+
+    monkeypatch.setattr(Path, "read_text", without)
+    process._boot_id.cache_clear()
+    try:
+        own = ProcessId.of(os.getpid())
+        assert own.alive and not own.rebooted and not replace(own, birth="/1").alive
+    finally:
+        process._boot_id.cache_clear()
 
 
 def test_a_run_that_goes_on_or_finished_has_none(tmp_path: Path):

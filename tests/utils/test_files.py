@@ -1,5 +1,6 @@
 """Files that are something else, or too large, are refused without waiting."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -8,6 +9,8 @@ import pytest
 
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import check_holes, open_regular, read_small, read_small_text, regular
+
+from ..refusals import refuse
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -50,6 +53,14 @@ def test_holes(tmp_path):
         pytest.raises(UserError, match=r"file is incomplete: nothing was .*1\.00 GiB"),
     ):
         check_holes(opened, file)
+
+
+def test_a_file_system_that_does_not_tell_where_holes_are(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"text")
+    monkeypatch.setattr(os, "lseek", lambda *_: refuse(errno.EINVAL))
+    with open_regular(tmp_path / "file") as opened:
+        check_holes(opened, tmp_path / "file")
+        assert opened.read() == b"text"
 
 
 def test_no_descriptor_stays_open(tmp_path):
