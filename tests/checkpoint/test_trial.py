@@ -30,7 +30,7 @@ def test_a_file_system_on_which_runs_save(tmp_path, monkeypatch, code, synced):
         ("renaming_folders", errno.EMFILE),
         ("replacing_files", errno.EPERM),
     ],
-    ids=["folders", "files", "no renames", "renames of few files", "no replacing"],
+    ids=["folders", "files", "no_renames", "renames_of_few_files", "no_replacing"],
 )
 def test_a_file_system_on_which_runs_cannot_save(tmp_path, monkeypatch, refused, code):
     getattr(Refusals(monkeypatch), refused)(code)

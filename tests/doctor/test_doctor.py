@@ -138,7 +138,7 @@ def test_a_control_group_that_leaves_less(monkeypatch):
         (1 << 40, 1 << 40, 1.0, None),
         (0, 0, 1.0, None),
     ],
-    ids=["scarce", "slow", "good", "without a size"],
+    ids=["scarce", "slow", "good", "no_size"],
 )
 def test_the_disk(monkeypatch, tmp_path, free, total, speed, advice):
     """`speed` is the least that is not slow."""

@@ -59,7 +59,7 @@ CACHE = f"anon {4 * GIB}\ninactive_file {46 * GIB}"
         ({"memory__max": 64 * GIB}, 14 * GIB),
         ({"memory__max": 40 * GIB}, 0),
     ],
-    ids=["cache", "no high", "high alone", "high", "slab", "changing", "unreadable", "no stat", "over"],
+    ids=["cache", "no_high", "high_alone", "high", "slab", "changing", "unreadable", "no_stat", "over"],
 )
 def test_what_can_be_reclaimed_is_left(tmp_path, files, left):
     memberships, root = tmp_path / "cgroup", tmp_path / "fs"
