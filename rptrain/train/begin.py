@@ -184,7 +184,8 @@ def record_plan(log: EventLog, job: Job) -> None:
 def _check_saving(output_dir: Path, resumed: RunDir | None) -> None:
     """UserError if a new run, or the one that is resumed, could not save. It would be noticed only after training."""
     try:
-        try_saving(writable_place(output_dir) if resumed is None else resumed.checkpoints_path)
+        with phase("trying to save", unit=""):
+            try_saving(writable_place(output_dir) if resumed is None else resumed.checkpoints_path)
     except OSError as error:
         named = f"cannot create a run in {output_dir}" if resumed is None else f"{resumed.path} cannot be resumed"
         raise UserError(f"{named}: {error.strerror}; {REMEDY}") from error
