@@ -2,12 +2,12 @@
 
 import ctypes
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rptrain.doctor.checks import Check, check
+from rptrain.doctor.failures import FAILURES, failed
 from rptrain.engine.page_locking import page_locked
 from rptrain.planner.gpus import unusable
 from rptrain.planner.hardware import check_alike
@@ -69,15 +69,8 @@ def _examine(driver: Driver, index: int) -> Check:
     """Checks a GPU. Used memory and failures are warnings."""
     try:
         return describe(_look(driver, index))
-    except RuntimeError as error:  # torch raises it for both; the first line distinguishes them
-        return unmeasured(f"cuda:{index}", error, device=f"cuda:{index}")
-
-
-def unmeasured(subject: str, error: RuntimeError, **figures: Any) -> Check:
-    """The warning about a GPU that is full or has failed."""
-    said = str(error).partition("\n")[0]
-    advice = "see in nvidia-smi what else takes it; a GPU that has failed comes back by a restart of the machine"
-    return check(subject, f"cannot be measured: {said}", advice, error=said, **figures)
+    except FAILURES as error:
+        return failed(f"cuda:{index}", error, device=f"cuda:{index}")
 
 
 def _none() -> Check:

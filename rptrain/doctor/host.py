@@ -14,6 +14,7 @@ import torch
 import rptrain
 from rptrain.checkpoint.trial import REMEDY, try_saving
 from rptrain.doctor.checks import Check, check
+from rptrain.doctor.failures import attempt
 from rptrain.engine.optim import adam
 from rptrain.engine.store import Arena, available_bytes
 from rptrain.utils import control_groups, native, numa
@@ -40,8 +41,16 @@ LOCKED = 64 << 20  # bytes to page-lock as a test
 
 def examine(runs: Path, *, gpus: bool) -> list[Check]:
     folder = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.is_dir())
-    checks = [_versions(gpus), _compiler(gpus), _native(), _cpu(), _memory(), _locking(gpus)]
-    return [*checks, _disk(folder), _saving(folder)]
+    return [
+        attempt("software", _versions, gpus),
+        attempt("C compiler", _compiler, gpus),
+        attempt("optimizer", _native),
+        attempt("CPU", _cpu),
+        attempt("host memory", _memory),
+        attempt("page-locking", _locking, gpus),
+        attempt("disk", _disk, folder),
+        attempt("runs folder", _saving, folder),
+    ]
 
 
 def _versions(gpus: bool) -> Check:

@@ -7,7 +7,8 @@ from datetime import date
 import torch
 
 from rptrain.doctor.checks import Check, check
-from rptrain.doctor.gpu import COPIED, host_buffers, unmeasured
+from rptrain.doctor.failures import FAILURES, failed
+from rptrain.doctor.gpu import COPIED, host_buffers
 from rptrain.planner import rates as kept
 from rptrain.planner.rates import LinkRates
 
@@ -26,8 +27,8 @@ def examine(*, idle: bool) -> list[Check]:
     try:
         found = measure(range(count))
         torch.cuda.empty_cache()
-    except RuntimeError as error:  # out of memory, or a GPU has failed
-        return [unmeasured("links", error)]
+    except FAILURES as error:
+        return [failed("links", error)]
     problem = kept.keep(links=[found])
     advice = problem and f"plans use estimates, because the rates cannot be kept ({problem})"
     return [describe(found, advice)]

@@ -1,6 +1,6 @@
 """Rates of matrix products by type on each GPU, measured with the functions that training uses and kept for plans."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
 
@@ -9,9 +9,10 @@ from torch import Tensor
 
 from rptrain.bench import clock
 from rptrain.doctor.checks import Check, check
-from rptrain.doctor.gpu import unmeasured
+from rptrain.doctor.failures import FAILURES, failed
 from rptrain.kernels import fp8, fp8_products
 from rptrain.kernels.launch import HAS_TRITON
+from rptrain.kernels.toolchain_errors import explain
 from rptrain.planner import rates as kept
 from rptrain.planner.hardware import FP8_CAPABILITY
 from rptrain.planner.rates import GpuRates, Versions
@@ -24,36 +25,60 @@ BUSY = 10  # percent of recent time; beyond that other work uses the GPU
 NAMES = {"bf16": "bfloat16", "fp16": "float16 with float16 sums", "fp8": "FP8"}
 
 
-def examine() -> list[Check]:
-    """One check per GPU. Keeps what was measured for plans."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found: list[tuple[Check, GpuRates | None]] = []
+def used() -> list[int | None]:
+    """The percentage of recent time in which other work used each GPU; None if the driver does not know it.
+
+    Call it before this process uses the GPUs.
+    """
     with Driver() as driver:
-        for index in range(count):
-            found.append(_examine(driver, index))
+        return [_used(driver, index) for index in range(_count())]
+
+
+def examine(used: Sequence[int | None], compiles: Sequence[bool]) -> list[Check]:
+    """One check per GPU, or none if a check has said already why torch cannot compute on it. Keeps the rates for plans.
+
+    `used`: from `used()`. `compiles`: whether kernels are compiled and run on each GPU.
+    """
+    found = [_examine(*each) for each in zip(range(_count()), used, compiles, strict=True)]
     measured = [rates for _, rates in found if rates is not None]
     problem = kept.keep(measured) if measured else None
-    if problem is None:
-        return [one for one, _ in found]
     advice = f"plans use estimates, because the rates cannot be kept ({problem}): make the cache folder writable"
-    return [one if rates is None else replace(one, status="warning", advice=advice) for one, rates in found]
+    checks = []
+    for one, rates in found:
+        if one is not None:
+            lost = problem is not None and rates is not None
+            checks.append(replace(one, status="warning", advice=advice) if lost else one)
+    return checks
 
 
-def _examine(driver: Driver, index: int) -> tuple[Check, GpuRates | None]:
-    subject, uuid = f"cuda:{index} products", kept.uuid(index)
-    handle = driver.gpu(uuid)
-    used = None if handle is None else driver.status(handle).utilization
+def _count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _used(driver: Driver, index: int) -> int | None:
+    try:
+        handle = driver.gpu(kept.uuid(index))
+    except RuntimeError:  # the GPU has failed, as its checks say
+        return None
+    return None if handle is None else driver.status(handle).utilization
+
+
+def _examine(index: int, used: int | None, compiles: bool) -> tuple[Check | None, GpuRates | None]:
+    subject = f"cuda:{index} products"
     if used is not None and used > BUSY:
         advice = "run rptrain doctor again when nothing else uses the GPU: plans are made with measured rates"
         return check(subject, f"not measured: other work uses the GPU {used}% of the time", advice, used=used), None
-    name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
     try:
+        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
         with torch.cuda.device(index):
-            rates = measure(torch.device("cuda", index), with_fp8=HAS_TRITON and capability >= FP8_CAPABILITY)
+            with_fp8 = HAS_TRITON and compiles and capability >= FP8_CAPABILITY
+            rates = measure(torch.device("cuda", index), with_fp8=with_fp8)
             torch.cuda.empty_cache()
-    except RuntimeError as error:  # out of memory, or the GPU has failed
-        return unmeasured(subject, error, device=f"cuda:{index}"), None
-    found = GpuRates(uuid, name, Versions.here(), MeasuredRates(rates, date.today().isoformat()))
+        found = GpuRates(kept.uuid(index), name, Versions.here(), MeasuredRates(rates, date.today().isoformat()))
+    except FAILURES as error:
+        if not compiles and explain(error) is not None:
+            return None, None
+        return failed(subject, error, device=f"cuda:{index}"), None
     return describe(subject, found), found
 
 

@@ -10,6 +10,7 @@ from rptrain.engine.errors import Aborted, EngineError
 from rptrain.engine.recorder import Recorder
 from rptrain.engine.store import ModelStore
 from rptrain.engine.transfer.boundary import BoundaryBuffers
+from rptrain.kernels.toolchain_errors import explain
 from rptrain.schedule.lower import Boundaries
 from rptrain.schedule.plan import Plan
 from rptrain.utils.errors import describe
@@ -44,6 +45,7 @@ class Context:
 
     def fail(self, where: str, error: BaseException) -> None:
         """Keeps the first failure, with the place where it happened, and releases every waiting thread."""
+        error = explain(error) or error
         with self._lock:
             first = self.failure is None
             if first:

@@ -11,6 +11,7 @@ from rptrain.engine.store import Arena, aligned
 from rptrain.inference.model import Model
 from rptrain.inference.placement import SLOTS, Placement
 from rptrain.kernels.quant import Quantized
+from rptrain.kernels.toolchain import try_out
 from rptrain.models.layers.generate import Weights
 from rptrain.models.spec import Unit
 from rptrain.utils.page_locks import locked_sentence, locking_advice
@@ -22,10 +23,12 @@ UnitTensors = tuple[Mapping[str, Tensor], Mapping[str, Quantized]]  # of a unit:
 def placed(model: Model, placement: Placement, tell: Callable[[str], object]) -> Weights:
     """Loads a model. A quantized one stays so on the GPU, and is dequantized once for the CPU.
 
-    `tell` is called with a sentence if host memory for the GPU cannot be page-locked.
+    `tell` is called with a sentence if host memory for the GPU cannot be page-locked. Raises ToolchainError, before
+    anything is loaded, if kernels cannot be compiled or run on the GPU.
     """
     if placement.kind == "cpu":
         return dense(model, placement.device)
+    try_out(placement.device)
     if placement.kind == "gpu":
         return Resident(model, placement.device)
     streamed = Streamed(model, placement.device)

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from rptrain.data.tokens import Stream
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
+from rptrain.kernels.toolchain import try_out
 from rptrain.models.layers import balance
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
@@ -125,6 +126,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     """
     model_dir, spec = training_model(config)
     hardware = hardware or here(config.engine)
+    _try_out(hardware.names)
     spec = for_hardware(spec, config, hardware)
     with phase("checking the model's files", unit=""):
         files = find_files(config, model_dir, spec) if weights_needed or spec.frozen or spec.carried else None
@@ -194,6 +196,14 @@ def resolve_auto(resolved: Resolved, found: tuple[RunDir, Path] | None, hardware
         return auto.with_values(resolved, auto.recorded(config, run.config()), str(run.config_path))
     spec = for_hardware(training_model(config)[1], config, hardware)
     return auto.with_values(resolved, auto.resolve_auto(config, spec, hardware), "planned")
+
+
+@phase("compiling a kernel", unit="")
+def _try_out(devices: Sequence[str]) -> None:
+    """UserError if kernels cannot be compiled or run on one of the GPUs."""
+    for name in devices:
+        if name.startswith("cuda"):
+            try_out(torch.device(name))
 
 
 @phase("planning", unit="")

@@ -10,7 +10,8 @@ import torch
 from rptrain.bench import clock
 from rptrain.data import cache
 from rptrain.doctor import examine as whole
-from rptrain.doctor import links, products
+from rptrain.doctor import kernels, links, products
+from rptrain.doctor.checks import Check, check
 from rptrain.planner.rates import GpuRates, LinkRates, Versions, load
 from rptrain.schedule.machine import MeasuredRates, Rates
 from rptrain.utils.nvml import GpuStatus
@@ -100,12 +101,18 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: ((8, 9), (8, 6))[index])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[int(str(index)[-1])])
     monkeypatch.setattr(products, "HAS_TRITON", True)
+    compiled = [check(f"cuda:{index} kernels", "compiled", runs=True) for index in range(2)]
+    monkeypatch.setattr(kernels, "examine", lambda: compiled)
     monkeypatch.setattr(Driver, "used", 0)
     return measured
 
 
+def examine(compiles: tuple[bool, bool] = (True, True)) -> list[Check]:
+    return products.examine(products.used(), compiles)
+
+
 def test_each_gpu_is_measured_and_kept(two_gpus):
-    first, second = products.examine()
+    first, second = examine()
     assert two_gpus == [("cuda:0", True), ("cuda:1", False)], "the second one has no FP8"
     assert (first.subject, first.status, second.status) == ("cuda:0 products", "ok", "ok")
     assert first.text == (
@@ -131,7 +138,7 @@ def test_each_gpu_is_measured_and_kept(two_gpus):
 
 def test_without_triton_fp8_is_not_measured(two_gpus, monkeypatch):
     monkeypatch.setattr(products, "HAS_TRITON", False)
-    products.examine()
+    examine()
     assert two_gpus == [("cuda:0", False), ("cuda:1", False)]
 
 
@@ -139,7 +146,7 @@ def test_without_triton_fp8_is_not_measured(two_gpus, monkeypatch):
 def test_a_gpu_that_is_in_use_is_not_measured(two_gpus, monkeypatch, used, counts):
     """Its rates would be too low for every later plan."""
     monkeypatch.setattr(Driver, "used", used)
-    first, second = products.examine()
+    first, second = examine()
     assert first.status == "ok" and (second.status == "ok") == counts
     assert len(two_gpus) == len(load().gpus) == 1 + counts
     if not counts:
@@ -151,7 +158,7 @@ def test_a_gpu_without_memory_left(two_gpus, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 64 MiB")
 
     monkeypatch.setattr(products, "measure", full)
-    first, second = products.examine()
+    first, second = examine()
     assert first.text == second.text == "cannot be measured: CUDA out of memory." and first.status == "warning"
     assert load().gpus == ()
 
@@ -159,7 +166,7 @@ def test_a_gpu_without_memory_left(two_gpus, monkeypatch):
 def test_rates_that_cannot_be_kept(two_gpus, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(cache, "default_folder", lambda: tmp_path / "file")
-    first, _ = products.examine()
+    first, _ = examine()
     assert first.status == "warning" and first.text.startswith("bfloat16 140")
     assert "cannot be kept" in (first.advice or "") and "cache folder" in (first.advice or "")
 
@@ -168,11 +175,11 @@ def test_the_report_has_them_behind_the_gpus(two_gpus, monkeypatch, tmp_path):
     monkeypatch.setattr(whole.gpu, "examine", lambda: [replace(products.check("cuda:0", "a GPU"), figures={})])
     monkeypatch.setattr(links, "measure", lambda indices: LinkRates(("uuid-0", "uuid-1"), 20e9, 25e9, "2026-11-25"))
     findings = whole.examine(tmp_path)
-    assert [one.subject for one in findings[:6]] == [
-        "cuda:0", "GPUs", "links", "cuda:0 products", "cuda:1 products", "software"
+    assert [one.subject for one in findings[:8]] == [
+        "cuda:0", "GPUs", "cuda:0 kernels", "cuda:1 kernels", "links", "cuda:0 products", "cuda:1 products", "software"
     ]  # fmt: skip
     assert findings[1].status == "warning" and 'engine.devices = "cuda:1" (Quadro' in (findings[1].advice or "")
-    assert findings[2].text == "20.0 GB/s each way with copies both ways; 2 GPUs at once 25.0 GB/s (0.62 of 2 links)"
+    assert findings[4].text == "20.0 GB/s each way with copies both ways; 2 GPUs at once 25.0 GB/s (0.62 of 2 links)"
     assert load().links == (LinkRates(("uuid-0", "uuid-1"), 20e9, 25e9, "2026-11-25"),)
 
 

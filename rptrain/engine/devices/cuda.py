@@ -13,6 +13,7 @@ from torch import Tensor
 from rptrain.engine.devices import driver
 from rptrain.engine.devices.base import STREAMS, Event, Mark, Probe
 from rptrain.engine.page_locking import PageableRanges
+from rptrain.kernels.toolchain_errors import explained
 from rptrain.utils import numa
 from rptrain.utils.nvml import Driver
 
@@ -271,7 +272,8 @@ def context_bytes(index: int) -> int | None:
     """Bytes that this process takes of a GPU besides torch's allocator: context and libraries, which are loaded.
 
     As the driver counts them. Where it does not count processes (in containers, under WSL), the free memory that
-    disappeared while the context was created; None if there was one before.
+    disappeared while the context was created; None if there was one before. Raises ToolchainError if torch has no
+    kernels for the GPU.
     """
     inner: Any = torch._C
     with Driver() as driver:
@@ -286,7 +288,7 @@ def context_bytes(index: int) -> int | None:
 
 
 def _load_libraries(index: int) -> None:
-    with torch.cuda.device(index):
+    with torch.cuda.device(index), explained():
         a = torch.ones(256, 256, dtype=torch.bfloat16, device=f"cuda:{index}")
         torch.mm(a, a)  # loads cuBLAS, whose workspace the allocator counts
         torch.cuda.synchronize()
