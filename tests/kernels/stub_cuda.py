@@ -1,7 +1,8 @@
 """A CUDA driver that computes nothing, and torch with a GPU of it, so that Triton really compiles and launches kernels.
 
-python -m tests.kernels.stub_cuda FOLDER: reads JSON lines of the variables of an environment, and answers each with a
-JSON line: the problem and the advice of `try_out` there, or null if the kernel ran. FOLDER has the driver's library.
+`main` is a program: its argument is the folder with the driver's library. It reads JSON lines of the variables of an
+environment, and answers each with a JSON line: the problem and the advice of `try_out`, or null if the kernel ran.
+INCLUDE is the folder of Python's header files.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -49,6 +51,10 @@ def raised(module: str, error: Exception) -> Exception:
     raise AssertionError
 
 
+def _paths(include: str, scheme: str = "") -> dict[str, str]:
+    return {"include": include}
+
+
 def main() -> None:
     ctypes.CDLL(f"{sys.argv[1]}/{LIBRARY}", mode=ctypes.RTLD_GLOBAL)
     import torch
@@ -70,28 +76,17 @@ def main() -> None:
 
         for line in sys.stdin:
             if child := os.fork():
-                os.waitpid(child, 0)
+                if status := os.waitpid(child, 0)[1]:
+                    print(json.dumps([f"the process ended with {status}", ""]), flush=True)
                 continue
             for name, value in json.loads(line).items():
                 os.environ[name] = value
+            if folder := os.environ.get("INCLUDE"):
+                sysconfig.get_paths = partial(_paths, folder)
             answer = None
             try:
-                with patch.object(
-                    sysconfig, "get_paths", _without_headers if "HIDDEN" in os.environ else sysconfig.get_paths
-                ):
-                    try_out(torch.device("cpu"), anew=True)
+                try_out(torch.device("cpu"), anew=True)
             except ToolchainError as error:
                 answer = error.problem, error.advice
             print(json.dumps(answer), flush=True)
             os._exit(0)
-
-
-_paths = sysconfig.get_paths
-
-
-def _without_headers(*given: object, **named: object) -> dict[str, str]:
-    return _paths(*given, **named) | {"include": os.environ["HIDDEN"]}
-
-
-if __name__ == "__main__":
-    main()

@@ -95,6 +95,17 @@ def test_torch_without_kernels_for_the_gpu(monkeypatch, capability, advice):
     assert advice in found.value.advice and "pytorch.org" in found.value.advice
 
 
+def test_what_caused_an_error():
+    """Such as one in a captured graph, whose end raises another."""
+    try:
+        raise RuntimeError("the capture failed") from raised(
+            "triton.runtime", RuntimeError("Failed to find C compiler")
+        )
+    except RuntimeError as error:
+        found = explain(error)
+    assert found is not None and "no C compiler" in found.problem
+
+
 def test_other_errors_pass():
     with pytest.raises(RuntimeError, match="unspecified launch failure"), explained():
         raise RuntimeError("CUDA error: unspecified launch failure")
@@ -103,7 +114,7 @@ def test_other_errors_pass():
 # What the environment of a machine is, what is wrong with it, and what to do. FOLDER has files that tests make.
 FAULTS = {
     "nothing": ({}, None, None),
-    "headers": ({"HIDDEN": "/nowhere"}, "(Python.h: No such file or directory)", "-dev"),
+    "headers": ({"INCLUDE": "/nowhere"}, "(Python.h: No such file or directory)", "-dev"),
     "c_headers": ({"CC": "FOLDER/cc"}, ".h: No such file or directory)", "libc6-dev"),
     "compiler_fails": ({"CC": "/bin/false"}, "/bin/false cannot build", "build-essential"),
     "compiler_lacks": ({"CC": "/nowhere/cc"}, "/nowhere/cc cannot be run", "install gcc"),
