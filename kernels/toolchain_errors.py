@@ -67,6 +67,8 @@ def explain(error: BaseException) -> ToolchainError | None:
 
 
 def _explain(error: BaseException) -> ToolchainError | None:
+    if isinstance(error, ToolchainError):
+        return error
     modules = _modules(error)
     if not any(name.partition(".")[0] == "triton" for name in modules):
         return _no_image() if isinstance(error, RuntimeError) and NO_IMAGE in str(error) else None

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rptrain.doctor.checks import Check, check
-from rptrain.kernels.toolchain_errors import FAILURES, explain, reinstall
+from rptrain.kernels import toolchain_errors
+from rptrain.kernels.toolchain_errors import ToolchainError, explain, reinstall
 from rptrain.utils.errors import describe
 
-__all__ = ["FAILURES", "attempt", "failed"]
+FAILURES = (*toolchain_errors.FAILURES, ToolchainError)  # what a check may raise
 
 
 def attempt(subject: str, make: Callable[..., Check], *given: Any, **named: Any) -> Check:

@@ -12,7 +12,7 @@ from rptrain.data import cache
 from rptrain.doctor import examine as whole
 from rptrain.doctor import failures, gpu, host, kernels, links, products
 from rptrain.doctor.checks import check
-from rptrain.kernels.toolchain_errors import TritonError
+from rptrain.kernels.toolchain_errors import ToolchainError, TritonError
 
 OK = json.dumps(check("cuda:0 kernels", "compiled", runs=True).to_dict())
 BROKEN = json.dumps(check("cuda:1 kernels", "no C compiler", "install gcc").to_dict())
@@ -58,13 +58,17 @@ def test_the_process_answers(two_gpus, monkeypatch, capsys):
     def try_out(device, *, anew):
         assert anew
         if device.index == 0:
+            raise ToolchainError("no compiler", "install gcc")
+        if device.index == 1:
             raise subprocess.CalledProcessError(1, ["cc"])
 
     monkeypatch.setattr(kernels, "try_out", try_out)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     kernels.main()
-    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert (first["subject"], first["status"]) == ("cuda:0 kernels", "warning") and "cc" in first["text"]
-    assert (second["subject"], second["status"], second["figures"]) == ("cuda:1 kernels", "ok", {"runs": True})
+    first, second, third = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (first["status"], first["text"], first["advice"]) == ("warning", "no compiler", "install gcc")
+    assert (second["subject"], second["status"]) == ("cuda:1 kernels", "warning") and "cc" in second["text"]
+    assert (third["subject"], third["status"], third["figures"]) == ("cuda:2 kernels", "ok", {"runs": True})
 
 
 def test_the_report_is_whole_whatever_fails(two_gpus, process, monkeypatch, tmp_path):
@@ -118,3 +122,9 @@ def test_products_fail_for_want_of_kernels(two_gpus, monkeypatch):
 def test_an_unknown_error_passes():
     with pytest.raises(ZeroDivisionError):
         failures.attempt("disk", lambda: 1 // 0)
+
+
+@pytest.mark.gpu
+def test_the_gpus_that_are_here():
+    found = kernels.examine()
+    assert len(found) == torch.cuda.device_count() and all(map(kernels.runs, found)), found
