@@ -6,8 +6,8 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.metadata import requires
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,10 @@ FAILURES = (RuntimeError, OSError, ImportError, AssertionError, subprocess.Calle
 PTXAS_VARIABLES = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 NO_IMAGE = "no kernel image is available"
 OLD_DRIVER = ("device kernel image is invalid", "unsupported toolchain", NO_IMAGE)  # of kernels that Triton compiled
+# What to do.
+_WHERE_LIBCUDA = "run ldconfig as root, or set TRITON_LIBCUDA_PATH to the folder that has libcuda.so.1"
+_TEMPORARY = "free disk space, or set TMPDIR to another folder that can be written"
+_OTHER_CACHE = "set TRITON_CACHE_DIR to a folder on a local disk that can be written"
 
 
 class ToolchainError(UserError):
@@ -88,7 +92,9 @@ def _explain(error: BaseException) -> ToolchainError | None:
 
 def reinstall() -> str:
     """How to install the version of Triton that torch needs."""
-    needed = [text.partition(";")[0].strip() for text in requires("torch") or () if text.startswith("triton")]
+    needed: list[str] = []
+    with suppress(PackageNotFoundError):  # a torch of one's own build
+        needed = [text.partition(";")[0].strip() for text in requires("torch") or () if "triton" in text]
     return f"reinstall Triton (pip install --force-reinstall {needed[0] if needed else 'triton'})"
 
 
@@ -97,7 +103,7 @@ def ptxas_fails(path: str, said: str) -> ToolchainError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     line = next((line for line in lines if "fatal" in line or "error" in line.lower()), lines[0] if lines else "")
     problem = f"{path}, which compiles kernels, fails for this GPU ({' '.join(line.split())})"
-    if "file" in line:
+    if "open" in line and "file" in line:
         return ToolchainError(problem, _TEMPORARY)
     set_by = [name for name in PTXAS_VARIABLES if os.environ.get(name) == path]
     if set_by:
@@ -144,10 +150,14 @@ def _compiler_fails(command: Sequence[str]) -> ToolchainError:
     """What the C compiler says of a file that includes Python.h, with the options of a command that failed."""
     compiler, *options = command
     kept = [option for option in options if option.startswith(("-I", "-L", "-l"))]
-    with tempfile.TemporaryDirectory() as folder:
-        again = [compiler, "-x", "c", "-", "-shared", "-fPIC", "-o", f"{folder}/a.so", *kept]
-        english = os.environ | {"LC_ALL": "C"}
-        said = subprocess.run(again, input="#include <Python.h>\n", env=english, capture_output=True, text=True).stderr
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            again = [compiler, "-x", "c", "-", "-shared", "-fPIC", "-o", f"{folder}/a.so", *kept]
+            english = os.environ | {"LC_ALL": "C"}
+            source = "#include <Python.h>\n"
+            said = subprocess.run(again, input=source, env=english, capture_output=True, text=True).stderr
+    except OSError as error:
+        said = f"error: {describe(error)}"
     line = next((line for line in said.splitlines() if "error" in line or "cannot" in line), "")
     said = line.rpartition("error: ")[2] or "it printed no reason"
     problem = f"the C compiler {compiler} cannot build Triton's module for the driver ({said.strip()})"
@@ -164,11 +174,6 @@ def _compiler_fails(command: Sequence[str]) -> ToolchainError:
     else:
         advice = "install gcc with its parts (Debian: build-essential), or set CC to a C compiler that works"
     return ToolchainError(problem, advice)
-
-
-_WHERE_LIBCUDA = "run ldconfig as root, or set TRITON_LIBCUDA_PATH to the folder that has libcuda.so.1"
-_TEMPORARY = "free disk space, or set TMPDIR to another folder that can be written"
-_OTHER_CACHE = "set TRITON_CACHE_DIR to a folder on a local disk that can be written"
 
 
 def _no_libcuda() -> ToolchainError:

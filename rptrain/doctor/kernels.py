@@ -7,13 +7,12 @@ process everything is compiled anew, its compilers print what they like, and LLV
 import json
 import subprocess
 import sys
-from importlib.metadata import version
 
 import torch
 
 from rptrain.doctor.checks import Check, check
 from rptrain.doctor.failures import attempt
-from rptrain.kernels.launch import HAS_TRITON
+from rptrain.kernels.launch import HAS_TRITON, triton
 from rptrain.kernels.toolchain import try_out
 from rptrain.kernels.toolchain_errors import reinstall
 
@@ -50,7 +49,7 @@ def main() -> None:
 def _try_out(index: int) -> Check:
     try_out(torch.device("cuda", index), anew=True)
     if HAS_TRITON:
-        return check(_subject(index), f"Triton {version('triton')} compiled one, and it ran", runs=True)
+        return check(_subject(index), f"Triton {triton.__version__} compiled one, and it ran", runs=True)
     return check(_subject(index), "those of torch run", runs=True)
 
 

@@ -177,3 +177,14 @@ def test_real_compilers(tried, fault):
         assert found is None
     else:
         assert found is not None and problem in found[0] and advice in found[1]
+
+
+def test_a_compiler_without_a_temporary_folder(monkeypatch):
+    """The explanation does not raise, whatever the machine lacks."""
+
+    def refuse(**named):
+        raise OSError(28, "No space left on device", "/tmp/x")
+
+    monkeypatch.setattr(toolchain_errors.tempfile, "TemporaryDirectory", refuse)
+    found = explain(raised("triton.runtime.build", subprocess.CalledProcessError(1, ["/usr/bin/gcc", "a.c"])))
+    assert found is not None and "No space left" in found.problem and "TMPDIR" in found.advice
