@@ -33,9 +33,9 @@ PTXAS_VARIABLES = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 NO_IMAGE = "no kernel image is available"
 OLD_DRIVER = ("device kernel image is invalid", "unsupported toolchain", NO_IMAGE)  # of kernels that Triton compiled
 # What to do.
-_WHERE_LIBCUDA = "run ldconfig as root, or set TRITON_LIBCUDA_PATH to the folder that has libcuda.so.1"
-_TEMPORARY = "free disk space, or set TMPDIR to another folder that can be written"
-_OTHER_CACHE = "set TRITON_CACHE_DIR to a folder on a local disk that can be written"
+WHERE_LIBCUDA = "run ldconfig as root, or set TRITON_LIBCUDA_PATH to the folder that has libcuda.so.1"
+TEMPORARY = "free disk space, or set TMPDIR to another folder that can be written"
+OTHER_CACHE = "set TRITON_CACHE_DIR to a folder on a local disk that can be written"
 
 
 class ToolchainError(UserError):
@@ -104,7 +104,7 @@ def ptxas_fails(path: str, said: str) -> ToolchainError:
     line = next((line for line in lines if "fatal" in line or "error" in line.lower()), lines[0] if lines else "")
     problem = f"{path}, which compiles kernels, fails for this GPU ({' '.join(line.split())})"
     if "open" in line and "file" in line:
-        return ToolchainError(problem, _TEMPORARY)
+        return ToolchainError(problem, TEMPORARY)
     set_by = [name for name in PTXAS_VARIABLES if os.environ.get(name) == path]
     if set_by:
         return ToolchainError(problem, f"unset {set_by[0]}, or set it to the ptxas of a newer CUDA toolkit")
@@ -166,18 +166,18 @@ def _compiler_fails(command: Sequence[str]) -> ToolchainError:
         folder = sysconfig.get_paths()["include"]
         advice = f"install {version}-dev (Fedora: python3-devel), which has the header files of Python for {folder}"
     elif "libcuda" in said:
-        advice = _WHERE_LIBCUDA
+        advice = WHERE_LIBCUDA
     elif ".h: No such file" in said:
         advice = "install libc6-dev (Fedora: glibc-devel), which has the header files of C"
     elif "No space left" in said:
-        advice = _TEMPORARY
+        advice = TEMPORARY
     else:
         advice = "install gcc with its parts (Debian: build-essential), or set CC to a C compiler that works"
     return ToolchainError(problem, advice)
 
 
 def _no_libcuda() -> ToolchainError:
-    return ToolchainError("Triton does not find libcuda.so.1, the library of NVIDIA's driver", _WHERE_LIBCUDA)
+    return ToolchainError("Triton does not find libcuda.so.1, the library of NVIDIA's driver", WHERE_LIBCUDA)
 
 
 def _not_loaded(error: ImportError) -> ToolchainError | None:
@@ -197,21 +197,21 @@ def _of_system(error: OSError, modules: set[str]) -> ToolchainError:
     folder, file = triton.knobs.cache.dir, str(error.filename or "")
     said = error.strerror or str(error)
     if "triton.runtime.cache" in modules or Path(file).is_relative_to(folder):
-        return ToolchainError(f"Triton's cache folder {folder} cannot be used ({said})", _OTHER_CACHE)
+        return ToolchainError(f"Triton's cache folder {folder} cannot be used ({said})", OTHER_CACHE)
     if "subprocess" in modules:  # a program that cannot be started
         if "ldconfig" in file:
             return _no_libcuda()
         if "triton.runtime.build" in modules:
             return ToolchainError(f"the C compiler {file} cannot be run ({said})", "install gcc, or set CC to another")
         return _no_ptxas(f"{file}: {said}")
-    return ToolchainError(f"Triton cannot write temporary files ({describe(error)})", _TEMPORARY)
+    return ToolchainError(f"Triton cannot write temporary files ({describe(error)})", TEMPORARY)
 
 
 def _by_text(said: str) -> ToolchainError | None:
     if "Failed to find C compiler" in said:
         return ToolchainError("Triton finds no C compiler", "install gcc, or set CC to a C compiler")
     if "cache dir" in said:
-        return ToolchainError("Triton has no cache folder (TRITON_CACHE_DIR is empty)", _OTHER_CACHE)
+        return ToolchainError("Triton has no cache folder (TRITON_CACHE_DIR is empty)", OTHER_CACHE)
     if "ptxas" in said or "support CUDA" in said:
         return _no_ptxas(said)
     if "libcuda" in said or "0 active drivers" in said:

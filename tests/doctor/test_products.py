@@ -137,9 +137,11 @@ def test_each_gpu_is_measured_and_kept(two_gpus):
 
 
 def test_without_triton_fp8_is_not_measured(two_gpus, monkeypatch):
+    """Also where it cannot compile; what torch computes is measured there."""
+    examine(compiles=(False, True))
     monkeypatch.setattr(products, "HAS_TRITON", False)
     examine()
-    assert two_gpus == [("cuda:0", False), ("cuda:1", False)]
+    assert two_gpus == 2 * [("cuda:0", False), ("cuda:1", False)]
 
 
 @pytest.mark.parametrize(("used", "counts"), [(60, False), (3, True), (None, True)])
