@@ -9,7 +9,6 @@ from typing import Any, Self
 from rptrain.checkpoint.atomic_dir import Aside, Damaged, written_aside
 from rptrain.engine.distributed.peers import Peers
 from rptrain.utils.errors import describe
-from rptrain.utils.liveness import progressed
 from rptrain.utils.text import as_message
 
 
@@ -36,7 +35,7 @@ class Processes:
         watchdog of a process that hangs ends it.
         """
         channel = peers.channel()
-        return cls(peers.rank, lambda value: channel.gather(value, progressed), peers.name)
+        return cls(peers.rank, channel.gather, peers.name)
 
     @property
     def first(self) -> bool:

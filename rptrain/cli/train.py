@@ -7,7 +7,7 @@ import typer
 
 from rptrain.cli.complete import config_keys
 from rptrain.cli.exits import exit_codes
-from rptrain.cli.options import ConfigFile, keep_allocator_tidy
+from rptrain.cli.options import ConfigFile, keep_allocator_tidy, quiet_connections
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.console import console
 from rptrain.utils.phase_display import PhaseDisplay
@@ -45,6 +45,8 @@ def train(
         if launch is None or launch.world == 1:  # several processes do not wait for one that ended before
             find(resolved, warn=False)  # a run looks for it again, once torch is there
         keep_allocator_tidy()
+        if launch is not None:
+            quiet_connections()
         shown = not as_json and (launch is None or launch.rank == 0)
         with PhaseDisplay(shown=shown, console=console()), PROCESS.importing():
             from rptrain.train.run import train as run

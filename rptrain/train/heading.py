@@ -1,8 +1,9 @@
-"""What a run trains, in four lines: its folder, model, data and plan."""
+"""What a run trains: its folder, model, data, plan and processes, in a line each."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from rptrain.engine.distributed.peers import Peers
 from rptrain.planner.text import describe, model_sentence
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.job import Job
@@ -10,13 +11,17 @@ from rptrain.utils.text import counted, one_line
 from rptrain.utils.units import format_rate, format_seconds
 
 
-def heading(run: RunDir, checkpoint: Path | None, job: Job) -> Iterator[str]:
-    """The lines that are shown before the steps. `checkpoint`: the one that the run resumes."""
+def heading(run: RunDir, checkpoint: Path | None, job: Job, peers: Peers | None = None) -> Iterator[str]:
+    """The lines that are shown before the steps. `checkpoint`: the one that the run resumes. `peers`: of several
+    processes.
+    """
     begin = "a new run" if checkpoint is None else f"resumed from {checkpoint.name}"
     yield one_line(f"run    {run.path}, {begin}")
     yield one_line(f"model  {model_sentence(job.config, job.spec)}, {_trained(job)}")
     yield one_line(f"data   {_data(job)}")
     yield one_line(f"plan   {_plan(job)}")
+    if peers is not None:
+        yield one_line(f"peers  {peers.world} processes; {peers.name(peers.rank)} listens at {peers.place}")
 
 
 def _trained(job: Job) -> str:

@@ -57,7 +57,7 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
             PROCESS.check()
             preparing.close()
             progress = stack.enter_context(ProgressDisplay(begun.job.total_steps, quiet=not shown))
-            for line in heading(begun.run, begun.checkpoint, begun.job):
+            for line in heading(begun.run, begun.checkpoint, begun.job, group.peers):
                 progress.note(line)
             try:
                 _trainer(begun, group, progress, watchdog, stack).run(begun.checkpoint)

@@ -7,37 +7,33 @@ every second, and reads the counters of the others.
 
 import json
 import math
-import socket
+import re
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, Self
 
 import torch
-import torch.distributed
 from torch import Tensor
 
+from rptrain.engine.distributed.address import SETTING
 from rptrain.engine.distributed.launch import Launch
+from rptrain.engine.distributed.meeting import host, meet, place, store
+from rptrain.engine.distributed.rendezvous import CONNECTING, bounded, connected, dist, leave, value, within
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.failures import gpu_failure
 from rptrain.utils.errors import TrainingError, UserError, describe
-
-dist: Any = torch.distributed
 
 ReduceDtype = Literal["float32", "bfloat16"]  # "float32": sums are sent as they are
 
 BEAT = 1.0  # seconds between two beats
 SILENT = 20.0  # seconds without a beat, after which a process is lost
-CONNECTING = 300.0  # seconds to wait for the other processes at the start; they may load libraries at different speeds
-POLL = 0.05  # seconds between two looks at the store while processes meet
-ANSWER = 5.0  # seconds to wait for the store when an error is reported
 PARALLEL = 4  # groups of a channel for gradients or weights
 DIVIDED = 1 << 20  # bytes of a message from which it is divided among groups
 FOREVER = timedelta(days=365)  # messages have no limit of time: the counters do
+SOURCE = re.compile(r"\[\S+:\d+\] ")  # a file of gloo and a line, in its messages
 FAILED = "failed"  # the key of the first process that was lost
 
 
@@ -88,20 +84,14 @@ class Channel:
         for message in messages:
             message.wait()
 
-    def gather(self, value: Any, waiting: Callable[[], None] = lambda: None) -> Sequence[Any]:
-        """The values of all processes by rank, each a value for JSON. Waits until all processes have called this, and
-        calls `waiting` again and again meanwhile.
+    def gather(self, value: Any) -> Sequence[Any]:
+        """The values of all processes by rank, each a value for JSON. Waits until all processes have called this.
 
         Raises PeerLost as soon as a process is known to be lost, also if it is silent. The channel cannot be used then:
         a thread that nothing can interrupt may still wait for its message.
         """
         own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-
-        def lost() -> PeerLost | None:
-            waiting()
-            return self._peers.loss
-
-        parts = _within(math.inf, lambda: self._gather(own), lost)
+        parts = within(math.inf, lambda: self._gather(own), lambda: self._peers.loss)
         return [json.loads(part.numpy().tobytes()) for part in parts]
 
     def _gather(self, own: Tensor) -> Sequence[Tensor]:
@@ -150,18 +140,18 @@ class Peers:
     """
 
     def __init__(self, launch: Launch) -> None:
-        """Blocks until all processes are there. UserError if they are not within five minutes."""
-        self.rank, self.world = launch.rank, launch.world
+        """Blocks until all processes are there. UserError as `meet`, or if this process cannot host the store."""
+        self._launch, self.rank, self.world = launch, launch.rank, launch.world
         self.others = [rank for rank in range(launch.world) if rank != launch.rank]
-        self._place = f"{launch.host}:{launch.port}"
+        self._place = place(launch)
         self._lost: PeerLost | None = None
         self._on_loss: Callable[[PeerLost], None] | None = None
         self._lock = threading.Lock()  # of the loss, and of what it calls
         self._closed = threading.Event()
-        with self._meeting():
-            # for heartbeats, channels, and reports at the end: a call that waits keeps its connection
-            self._hosted = _within(CONNECTING, lambda: _hosted(launch)) if launch.hosts and launch.rank == 0 else None
-            self._store, self._groups, self._told, self.names = _within(CONNECTING, lambda: self._meet(launch))
+        self._hosted = host(launch) if launch.hosts and launch.rank == 0 else None
+        self._met = meet(launch)
+        # for heartbeats, channels, and reports at the end: a call that waits keeps its connection
+        self._store, self._groups, self._told = (dist.PrefixStore(self._met.prefix, store(launch)) for _ in range(3))
         self._opened = 0  # groups
         self._looked = time.monotonic()  # when the store last answered
         self._threads = [
@@ -171,67 +161,40 @@ class Peers:
         for thread in self._threads:
             thread.start()
 
-    def _meet(self, launch: Launch) -> tuple[Any, Any, Any, Sequence[str]]:
-        """Three connections to the store, and the names of all hosts."""
-        name = self._agree(dist.PrefixStore("rptrain", _connected(launch)))
-        store, groups, told = (dist.PrefixStore(name, _connected(launch)) for _ in range(3))
-        store.set(f"name/{self.rank}", socket.gethostname())
-        return store, groups, told, [store.get(f"name/{rank}").decode() for rank in range(self.world)]
-
-    def _agree(self, store: Any) -> str:
-        """A name that exactly these processes know. Keys of processes that were restarted may be in the store, too.
-
-        Each process writes a name of its own. The first one lists the names, again while they change, until each
-        process has found itself in the list.
-        """
-        own = uuid.uuid4().hex
-        store.set(f"join/{self.rank}", own)
-        until = time.monotonic() + CONNECTING
-        while time.monotonic() < until:
-            if self.rank == 0:
-                names = [_value(store, f"join/{rank}") for rank in range(self.world)]
-                store.set("roster", json.dumps(names))
-                if all(_value(store, f"found/{rank}") == own for rank in self.others):
-                    return own
-            else:
-                names = json.loads(_value(store, "roster") or "[]")
-                if names[self.rank : self.rank + 1] == [own]:
-                    store.set(f"found/{self.rank}", names[0])
-                    return names[0]
-            time.sleep(POLL)
-        raise RuntimeError("some did not come")
-
-    @contextmanager
-    def _meeting(self) -> Iterator[None]:
+    def channel(self, parallel: int = 1) -> Channel:
+        """A new channel, with so many groups. Every process opens its channels in the same order, in one thread."""
         try:
-            yield
+            return Channel(self, [self._group() for _ in range(parallel)])
         except PeerLost:
             raise
         except RuntimeError as error:
+            why = SOURCE.sub("", describe(error))
             raise UserError(
-                f"{self.world} processes did not meet at {self._place} ({describe(error)}): check that all of them run "
-                "and reach each other"
+                f"the processes cannot connect to each other, where {self._met.listening} ({why}). If the machines "
+                f"reach each other through other interfaces, set {SETTING} on each; a firewall between them must allow "
+                "all TCP ports"
             ) from error
-
-    def channel(self, parallel: int = 1) -> Channel:
-        """A new channel, with so many groups. Every process opens its channels in the same order, in one thread."""
-        with self._meeting():
-            return Channel(self, [self._group() for _ in range(parallel)])
 
     def _group(self) -> Any:
         self._opened += 1
-        store, timeout = dist.PrefixStore(f"group {self._opened}", self._groups), timedelta(seconds=CONNECTING)
-        return _within(
-            CONNECTING, lambda: dist.ProcessGroupGloo(store, self.rank, self.world, timeout), lambda: self._lost
-        )
+        keys, gloo = dist.PrefixStore(f"group {self._opened}", self._groups), dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=address) for address in self._met.addresses]
+        options._threads, options._timeout = 2 * len(options._devices), timedelta(seconds=CONNECTING)  # as torch has it
+        return within(CONNECTING, lambda: gloo(keys, self.rank, self.world, options), lambda: self._lost)
 
     @property
     def loss(self) -> PeerLost | None:
         """The error for the first process that was lost, once the heartbeats show it."""
         return self._lost
 
+    @property
+    def place(self) -> str:
+        """The address at which this process listens, and its interface."""
+        return self._met.places[self.rank]
+
     def name(self, rank: int) -> str:
-        return f"process {rank} on {self.names[rank]}"
+        return self._met.names[rank]
 
     def on_loss(self, call: Callable[[PeerLost], None] | None) -> None:
         """Calls it, in another thread, when the heartbeats show that a process is lost, or now if they have."""
@@ -255,7 +218,7 @@ class Peers:
 
     def _error(self, found: str) -> PeerLost:
         """The error for what was found, or for what another process has found before."""
-        first = _bounded(lambda: self._told.compare_set(FAILED, "", found))
+        first = bounded(lambda: self._told.compare_set(FAILED, "", found))
         return PeerLost(f"{found if first is None else first.decode()}: the step cannot be completed")
 
     def _beat(self) -> None:
@@ -298,13 +261,13 @@ class Peers:
         if now - self._looked > SILENT / 2:  # this process was stopped: the others have as much time again
             seen |= {rank: (beat, now) for rank, (beat, _) in seen.items()}
         self._store.set(f"beat/{self.rank}", str(beats))
-        if found := _value(self._store, FAILED):
+        if found := value(self._store, FAILED):
             return PeerLost(f"{found}: the step cannot be completed")
         for rank in self.others:
-            beat = _value(self._store, f"beat/{rank}")
+            beat = value(self._store, f"beat/{rank}")
             if beat != seen[rank][0]:
                 seen[rank] = beat, now
-            elif now - seen[rank][1] > SILENT and not _value(self._store, f"done/{rank}"):
+            elif now - seen[rank][1] > SILENT and not value(self._store, f"done/{rank}"):
                 return self.lost(rank)
         return None
 
@@ -312,7 +275,7 @@ class Peers:
         """Ends the connections. The others know that this process has done its work."""
         self._closed.set()
         if self._lost is None:
-            _bounded(lambda: self._told.set(f"done/{self.rank}", "1"))
+            bounded(lambda: self._told.set(f"done/{self.rank}", "1"))
         for thread in self._threads:
             thread.join(2 * BEAT)  # it may wait for the store
 
@@ -322,6 +285,7 @@ class Peers:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self.fail(error)
+            leave(self._told, self._launch)
         self.close()
 
 
@@ -330,61 +294,12 @@ class Kept:
 
     def __init__(self, launch: Launch) -> None:
         name = f"rptrain {launch.run}"
-        self._store = None if launch.hosts else _bounded(lambda: dist.PrefixStore(name, _connected(launch)))
+        self._store = None if launch.hosts else bounded(lambda: dist.PrefixStore(name, connected(launch)))
 
     def set(self, key: str, text: str) -> None:
         if (store := self._store) is not None:
-            _bounded(lambda: store.set(key, text))
+            bounded(lambda: store.set(key, text))
 
     def get(self, key: str) -> str:
         """The text; "" without one, or without such a store."""
-        return (self._store is not None and _bounded(lambda: _value(self._store, key))) or ""
-
-
-def _hosted(launch: Launch) -> Any:
-    return dist.TCPStore(launch.host, launch.port, is_master=True, wait_for_workers=False)
-
-
-def _connected(launch: Launch) -> Any:
-    return dist.TCPStore(launch.host, launch.port, is_master=False, timeout=timedelta(seconds=CONNECTING))
-
-
-def _bounded(call: Callable[[], Any]) -> Any:
-    """The result of a call of the store; None if the store is lost or gives no answer within ANSWER seconds."""
-    with suppress(RuntimeError):
-        return _within(ANSWER, call)
-    return None
-
-
-def _within(seconds: float, call: Callable[[], Any], lost: Callable[[], PeerLost | None] = lambda: None) -> Any:
-    """The result of a call that may never return. Raises its RuntimeError, a RuntimeError after `seconds`, or what
-    `lost` returns meanwhile, unless the call then returns within POLL seconds: a process may end normally, or fail,
-    right after a message that is still on its way here.
-    """
-    found: list[Any] = []
-    failed: list[RuntimeError] = []
-
-    def ask() -> None:
-        try:
-            found.append(call())
-        except RuntimeError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=ask, name="call of the store", daemon=True)
-    thread.start()
-    until = time.monotonic() + seconds
-    while thread.is_alive() and time.monotonic() < until:
-        error = lost()
-        thread.join(POLL)
-        if error is not None and thread.is_alive():
-            raise error
-    if failed:
-        raise failed[0]
-    if not found:
-        raise RuntimeError(f"no answer within {seconds:g} s")
-    return found[0]
-
-
-def _value(store: Any, key: str) -> str:
-    """The value of a key, or "" without one."""
-    return store.get(key).decode() if store.check([key]) else ""
+        return (self._store is not None and bounded(lambda: value(self._store, key))) or ""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rptrain.engine.distributed import peers as module
+from rptrain.engine.distributed import rendezvous
 from rptrain.engine.distributed.peers import PeerLost
 from tests import run_tools as tools
 
@@ -76,11 +77,11 @@ def test_a_process_that_does_not_answer_does_not_hold_up_the_others(monkeypatch,
 
 
 def test_what_is_on_its_way_arrives_although_its_sender_has_ended(monkeypatch):
-    monkeypatch.setattr(module, "POLL", tools.PATIENCE)
+    monkeypatch.setattr(rendezvous, "POLL", tools.PATIENCE)
     arrived = threading.Event()
 
     def lost():
         arrived.set()
         return PeerLost("process 1 has ended")
 
-    assert module._within(tools.PATIENCE, lambda: arrived.wait() and "value", lost) == "value"
+    assert rendezvous.within(tools.PATIENCE, lambda: arrived.wait() and "value", lost) == "value"
