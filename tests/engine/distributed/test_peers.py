@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tests import run_tools as tools
 
 PROGRAM = """
-import os, sys, time, traceback
+import os, sys, threading, time, traceback
 import torch
 from rptrain.engine.distributed import peers as module
 from rptrain.engine.distributed.launch import Launch
@@ -25,11 +25,14 @@ if fault in ("step", "evaluation", "end", "done"):  # not less: a busy machine m
     module.SILENT = 10.0
 plan = Plan.parse("FB0-4 | N=1 M=1 MR=1")
 batches = plain.make_batches(200, micro_batches=3)
+last = threading.Event()  # the optimizer begins the last update
 
 
 def probe(name):
     if fault == "fails" and rank == 1 and "optimizer" in name:
         raise RuntimeError("broken")
+    if last.is_set() and "optimizer" in name:
+        stop("end")
 
 
 def stop(where):
@@ -47,13 +50,15 @@ def train(peers):
         with runs.engine_of(store, plan, tokens=tokens, shared=shared, probe=probe) as engine:
             for step, batch in enumerate(batches):
                 loss = engine.forward_backward(batch)
-                engine.step(1e-3)
+                if step == 3 and fault == "end":
+                    update.result()
+                    last.set()  # else this process could complete its part before it is stopped
+                update = engine.step(1e-3)
                 loss.result()
                 if step == 3:
                     stop("step")
                     stop("evaluation")
                     engine.evaluate(batch) if fault == "evaluation" else None
-                    stop("end")
                     if fault in ("end", "done"):
                         break
             if fault == "done" and rank == 0:
