@@ -192,7 +192,8 @@ def _check_saving(output_dir: Path, resumed: RunDir | None) -> None:
 
 
 def _check_alike(job: Job, group: Group) -> None:
-    """UserError in all processes if one of them has other data or another model."""
+    """UserError in all processes if one of them has other devices, other data or another model."""
+    group.check_devices(job.hardware.kinds)
     own = {
         "training data": job.sequences.content_hash,
         "validation data": None if job.validation is None else job.validation.sequences.content_hash,

@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,6 +13,7 @@ from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.config.schema import Config
 from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.peers import Kept, Peers, Shared
+from rptrain.engine.distributed.versions import differing
 from rptrain.runs.control import Commands
 from rptrain.runs.events import Event, ProcessSlow
 from rptrain.train.watchdog import Watchdog
@@ -65,6 +66,14 @@ class Group:
                     f"the {' and the '.join(different)} of {self.main.name(rank)} and of {self.main.name(0)} differ: "
                     "give all processes the same files"
                 )
+
+    def check_devices(self, kinds: Sequence[str]) -> None:
+        """UserError in all processes if one of them has devices of other kinds: their products have other bits."""
+        found = [{"have": ", ".join(kinds)} for kinds in self.main.gather(list(kinds))]
+        if different := differing(found, [self.main.name(rank) for rank in range(len(found))]):
+            raise UserError(
+                f"the processes {different}. All machines need devices of one kind: choose them with engine.devices"
+            )
 
     def agreed(self, own: Commands) -> Commands:
         """What any of the processes is asked to do. All of them call this after the same step."""

@@ -67,6 +67,15 @@ def test_what_differs_is_named_by_all():
         group(same, other).check_equal({"data": "a", "model": 1})
 
 
+def test_devices_of_other_kinds_are_named_by_all():
+    same, other = ["NVIDIA GeForce RTX 4090"], ["NVIDIA GeForce RTX 3090"]
+    Group().check_devices(same)
+    group(same, same, rank=1).check_devices(same)
+    reason = "the processes have NVIDIA GeForce RTX 4090 in process 0 on there and process 2 on there, NVIDIA GeForce "
+    with pytest.raises(UserError, match=f"{reason}RTX 3090 in process 1 on there. All machines need devices of one k"):
+        group(other, same).check_devices(same)
+
+
 def slow(group: Group, seconds: float, compared: int = 1) -> list[Event]:
     """The events after a number of comparisons, if each step of this process takes that number of seconds."""
     found: list[Event] = []
