@@ -8,6 +8,7 @@ import torch
 from rptrain.engine.distributed import peers as module
 from rptrain.engine.distributed import rendezvous
 from rptrain.engine.distributed.peers import PeerLost
+from rptrain.utils.liveness import last_progress
 from tests import run_tools as tools
 
 from .test_exactness import together
@@ -85,3 +86,11 @@ def test_what_is_on_its_way_arrives_although_its_sender_has_ended(monkeypatch):
         return PeerLost("process 1 has ended")
 
     assert rendezvous.within(tools.PATIENCE, lambda: arrived.wait() and "value", lost) == "value"
+
+
+def test_to_wait_for_others_is_progress():
+    """Otherwise the watchdog would end a process that waits for longer than engine.stall_timeout."""
+    last_progress.value = 0
+    with pytest.raises(RuntimeError, match="no answer within"):
+        rendezvous.within(0.01, threading.Event().wait)
+    assert last_progress.value > 0
