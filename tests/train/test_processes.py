@@ -108,6 +108,7 @@ def test_two_processes_train_to_the_bits_of_one(folder, torchrun):
     assert codes(results) == [0, 0], results
     assert same([alone, run]) and run.finished and len(losses(run)) == 6
     assert "step 6/6" in results[0][1] and results[1][1] == ""
+    assert "peers  2 processes; process 0 on " in results[0][1] and "listens at 127.0.0.1 (" in results[0][1]
     other = run.of_process(1)
     (started,) = tools.events(other, events.ProcessStarted)
     assert started.processes == 2 and other.finished and (other.path / "lanes.jsonl").is_file()
@@ -214,12 +215,25 @@ def test_the_others_name_a_process_that_is_killed_and_those_that_are_left_resume
     assert tools.events(run, events.Resumed) and not (folder / "runs/run-2").exists()
 
 
+def hosted() -> dict[str, str | int]:
+    """Without a store of torchrun. The port is outside the range from which systems choose."""
+    return {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": 20_000 + os.getpid() % 10_000}
+
+
 @pytest.mark.long
 def test_without_a_store_of_torchrun_the_first_process_hosts_one(folder, torchrun):
-    port = 20_000 + os.getpid() % 10_000  # outside the range from which systems choose
-    with torchrun.processes(2, environment={"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": port}) as started:
+    with torchrun.processes(2, environment=hosted()) as started:
         assert codes(ended(started)) == [0, 0]
     assert RunDir(folder / "runs/run").finished
+
+
+@pytest.mark.long
+def test_a_store_that_is_lost_is_named_without_frames(folder, torchrun):
+    with torchrun.processes(2, "train.max_steps=100000", environment=hosted()) as started:
+        reached(RunDir(folder / "runs/run"), 1)
+        started[0].kill()
+        (_, (code, _, error)) = ended(started)
+    assert code == 1 and "frame #" not in error and re.search(r"process 0 on |where the processes meet", error), error
 
 
 @pytest.mark.long

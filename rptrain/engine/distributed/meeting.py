@@ -44,7 +44,7 @@ class Met:
         return _each("listens at", self.names, self.places)
 
 
-def host(launch: Launch) -> Any:
+def host_store(launch: Launch) -> Any:
     """The store, in the first process if torchrun has none. UserError if it cannot be there."""
     try:
         return within(rendezvous.CONNECTING + ANSWER, lambda: hosted(launch))
@@ -55,7 +55,7 @@ def host(launch: Launch) -> Any:
         ) from error
 
 
-def store(launch: Launch) -> Any:
+def open_store(launch: Launch) -> Any:
     """A connection to the store. UserError if it cannot be reached within CONNECTING seconds."""
     try:
         return within(rendezvous.CONNECTING + ANSWER, lambda: connected(launch))
@@ -71,7 +71,7 @@ def meet(launch: Launch) -> Met:
     """Blocks until all processes are there. UserError if they are not within CONNECTING seconds, if their versions
     differ, or if they have no addresses of one family.
     """
-    connection = store(launch)
+    connection = open_store(launch)
     try:
         return within(2 * rendezvous.CONNECTING, _Meeting(launch, connection, versions()).meet)
     except RuntimeError as error:
@@ -94,20 +94,20 @@ class _Meeting:
 
     def meet(self) -> Met:
         prefix = self._agree()
-        store = dist.PrefixStore(prefix, self._connection)
-        facts = self._facts(store)
+        keys = dist.PrefixStore(prefix, self._connection)
+        facts = self._facts(keys)
         names = [f"process {rank} on {each['host']}" for rank, each in enumerate(facts)]
         if wrong := _wrong(facts, names):
-            leave(store, self._launch)
+            leave(keys, self._launch)
             raise UserError(wrong)
         own: Addresses = facts[self._rank]["addresses"]
         if not os.environ.get(SETTING):
             own = reachable(own, [each["addresses"] for each in facts])
         listening = {family: [each, ", ".join(map(with_interface, each))] for family, each in own.items()}
-        everyone = self._exchange(store, "listening", listening)
+        everyone = self._exchange(keys, "listening", listening)
         if not (family := common(everyone)):
             where = [", ".join(place for _, place in each.values()) for each in everyone]
-            leave(store, self._launch)
+            leave(keys, self._launch)
             raise UserError(
                 "the processes have no address of the same family (IPv4 or IPv6): "
                 f"{_each('has', names, where)}. Set {SETTING} on each machine to the interface that reaches the others"
@@ -137,11 +137,10 @@ class _Meeting:
 
     def _lead(self, own: str) -> tuple[str, str]:
         """The name, once all know it; otherwise what is wrong if nothing changes."""
-        store = self._joining
-        roster = [value(store, f"join/{rank}") for rank in self._ranks]
-        store.set("roster", json.dumps(roster))
+        roster = [value(self._joining, f"join/{rank}") for rank in self._ranks]
+        self._joining.set("roster", json.dumps(roster))
         absent = [rank for rank in self._ranks if not roster[rank]]
-        absent = absent or [rank for rank in self._ranks[1:] if value(store, f"found/{rank}") != own]
+        absent = absent or [rank for rank in self._ranks[1:] if value(self._joining, f"found/{rank}") != own]
         return ("", self._absent(absent)) if absent else (own, "")
 
     def _follow(self, own: str) -> tuple[str, str]:
@@ -164,27 +163,27 @@ class _Meeting:
             f"to {place(self._launch)}: check that {'it runs' if one else 'they run'}. {START_ALIKE}"
         )
 
-    def _facts(self, store: Any) -> Sequence[Mapping[str, Any]]:
+    def _facts(self, keys: Any) -> Sequence[Mapping[str, Any]]:
         """What each process says of itself."""
         own: dict[str, Any] = {"host": socket.gethostname(), "versions": self._versions, "addresses": {}, "problem": ""}
         try:
             own["addresses"] = own_addresses(self._launch.host, os.environ.get(SETTING, ""))
         except UserError as error:
             own["problem"] = str(error)
-        store.set(f"facts/{self._rank}", json.dumps(own))
-        return [self._facts_of(store, rank) for rank in self._ranks]
+        keys.set(f"facts/{self._rank}", json.dumps(own))
+        return [self._facts_of(keys, rank) for rank in self._ranks]
 
-    def _facts_of(self, store: Any, rank: int) -> Mapping[str, Any]:
-        while not (facts := value(store, f"facts/{rank}")):
-            if host := value(store, f"name/{rank}"):  # a version of rptrain that says nothing else
+    def _facts_of(self, keys: Any, rank: int) -> Mapping[str, Any]:
+        while not (facts := value(keys, f"facts/{rank}")):
+            if host := value(keys, f"name/{rank}"):  # a version of rptrain that says nothing else
                 return {"host": host, "versions": {}, "addresses": {}, "problem": ""}
             time.sleep(POLL)
         return json.loads(facts)
 
-    def _exchange(self, store: Any, key: str, own: Any) -> Sequence[Any]:
+    def _exchange(self, keys: Any, key: str, own: Any) -> Sequence[Any]:
         """The values of all processes, which are for JSON."""
-        store.set(f"{key}/{self._rank}", json.dumps(own))
-        return [json.loads(store.get(f"{key}/{rank}")) for rank in self._ranks]
+        keys.set(f"{key}/{self._rank}", json.dumps(own))
+        return [json.loads(keys.get(f"{key}/{rank}")) for rank in self._ranks]
 
 
 def _wrong(facts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rptrain.engine.distributed.address import SETTING
 from rptrain.engine.distributed.launch import Launch
-from rptrain.engine.distributed.meeting import host, meet, place, store
+from rptrain.engine.distributed.meeting import host_store, meet, open_store, place
 from rptrain.engine.distributed.rendezvous import CONNECTING, bounded, connected, dist, leave, value, within
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.failures import gpu_failure
@@ -148,10 +148,12 @@ class Peers:
         self._on_loss: Callable[[PeerLost], None] | None = None
         self._lock = threading.Lock()  # of the loss, and of what it calls
         self._closed = threading.Event()
-        self._hosted = host(launch) if launch.hosts and launch.rank == 0 else None
+        self._hosted = host_store(launch) if launch.hosts and launch.rank == 0 else None
         self._met = meet(launch)
         # for heartbeats, channels, and reports at the end: a call that waits keeps its connection
-        self._store, self._groups, self._told = (dist.PrefixStore(self._met.prefix, store(launch)) for _ in range(3))
+        self._store, self._groups, self._told = (
+            dist.PrefixStore(self._met.prefix, open_store(launch)) for _ in range(3)
+        )
         self._opened = 0  # groups
         self._looked = time.monotonic()  # when the store last answered
         self._threads = [

@@ -122,7 +122,7 @@ def test_a_store_that_cannot_be_there_is_named(monkeypatch):
     for name in ("CONNECTING", "ANSWER"):
         monkeypatch.setattr(rendezvous, name, 0.2)
     with pytest.raises(UserError, match=f"process 1 on .* cannot reach 127.0.0.1:{port}, where the .*: check that pro"):
-        meeting.store(Launch(1, 2, 1, 2, "127.0.0.1", port))
+        meeting.open_store(Launch(1, 2, 1, 2, "127.0.0.1", port))
 
 
 def test_an_address_that_does_not_work_is_named(monkeypatch):
