@@ -32,8 +32,10 @@ def own_addresses(host: str, interfaces: str) -> Addresses:
 
 
 def reachable(own: Addresses, everyone: Sequence[Addresses]) -> Addresses:
-    """A process's addresses without loopback addresses, if one of the processes has others and so may be on another
-    machine: in their place those of the interface that leads to that process.
+    """A process's addresses as the others reach them.
+
+    If all have loopback addresses alone, they are on one machine, and these stay. Otherwise a loopback address is
+    replaced by that of the interface that leads to a process with another address.
     """
     remote = {family: each[0] for addresses in everyone for family, each in addresses.items() if not _loops(each[0])}
     if not remote:
@@ -90,7 +92,7 @@ def _toward(host: str, family: str) -> str:
 
 
 def _routable(address: str) -> bool:
-    """Not so are addresses of IPv6 that mean another machine on each link."""
+    """False for link-local addresses of IPv6, which mean another machine on each link."""
     return not (":" in address and ip_address(address).is_link_local)
 
 
