@@ -57,15 +57,25 @@ class Board:
         The payload is None if it is no longer kept.
         """
         with self._lock:
-            if not self._reached(key, number):
-                name = threading.current_thread().name
-                self._waiting[name] = (key, number)
-                published = self._published.setdefault(key, threading.Condition(self._lock))
-                published.wait_for(lambda: self._aborted or self._reached(key, number))
-                del self._waiting[name]
-            if self._aborted:
-                raise Aborted
+            self._await(key, number)
             return self._constant[key] if key in self._constant else self._payloads[key].get(number)
+
+    def reached(self, key: Hashable, number: int, seconds: float) -> bool:
+        """Waits for at most this many seconds; whether `number` was published under `key`. Raises Aborted."""
+        with self._lock:
+            self._await(key, number, seconds)
+            return self._reached(key, number)
+
+    def _await(self, key: Hashable, number: int, seconds: float | None = None) -> None:
+        """`wait` and `reached`, with the lock held."""
+        if not self._reached(key, number):
+            name = threading.current_thread().name
+            self._waiting[name] = (key, number)
+            published = self._published.setdefault(key, threading.Condition(self._lock))
+            published.wait_for(lambda: self._aborted or self._reached(key, number), seconds)
+            del self._waiting[name]
+        if self._aborted:
+            raise Aborted
 
     def ready(self, key: Hashable, number: int) -> bool:
         with self._lock:

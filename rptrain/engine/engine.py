@@ -32,6 +32,7 @@ from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 from rptrain.engine.optim.worker import OptimizerWorker
 from rptrain.engine.page_locking import Locking, PageableRanges
+from rptrain.engine.progress import StepProgress, work_of
 from rptrain.engine.recorder import Activity, Recorder
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.snapshot import Snapshot
@@ -101,6 +102,7 @@ class Engine:
         self._cuda = any(name.startswith("cuda") for name in devices)
         self._next = self._steps = self._evaluations = 0  # calls of forward_backward, step, evaluate
         self._named = False  # the GPU that failed
+        self._dropped = False  # the steps that were not applied
         self._threads: list[Worker | OptimizerWorker | EmbeddingWorker] = []
         with ExitStack() as stack:
             stack.callback(Reproducible(cuda=self._cuda, fp16_accumulation=fp16_accumulation).restore)
@@ -202,7 +204,7 @@ class Engine:
             self._wait(("step",), self._next - ITERATIONS_AHEAD)
         iteration = self._iteration(batch)
         self._next += 1
-        self._context.recorder.submit(iteration.number)
+        self._context.recorder.submit(iteration.number, len(iteration.documents))
         for thread in self._threads:
             thread.submit(iteration)
 
@@ -260,6 +262,31 @@ class Engine:
             self._wait(("step",), self._steps - 1)
         self._check()
 
+    def ended(self, step: int, seconds: float) -> bool:
+        """Whether a step (counted from 0 since the engine was opened) was applied; waits for it for at most this many
+        seconds.
+        """
+        try:
+            return self._context.board.reached(("step",), step, seconds)
+        except Aborted:
+            self._check()
+            raise
+
+    def hold(self) -> int:
+        """Let no further step be applied. Waits for the end of an update that has begun, and returns how many steps
+        were applied since the engine was opened.
+        """
+        try:
+            return self._optimizer.hold()
+        except Aborted:
+            self._check()
+            raise
+
+    def drop(self) -> None:
+        """After `hold`, end the work on the steps that were not applied. Only `snapshot` and `close` may follow."""
+        self._dropped = True
+        self._context.board.abort()
+
     def evaluate(self, batch: Batch) -> float:
         """Returns the loss of a batch of a step's size, summed over its supervised tokens.
 
@@ -287,9 +314,11 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """Waits for all steps so far and returns their state, whose units do not change until they are released.
 
-        Training continues up to the first update of a unit that was not released. One snapshot at a time.
+        Training continues up to the first update of a unit that was not released. One snapshot at a time. After
+        `drop`, it is the state after the last step that was applied.
         """
-        self.synchronize()
+        if not self._dropped:
+            self.synchronize()
         return self._optimizer.snapshot()
 
     def waiting(self) -> dict[str, str]:
@@ -330,17 +359,20 @@ class Engine:
         devices = self._context.recorder.devices
         return sum(device.starved for device in devices) / len(devices)
 
-    @property
-    def of_first_step(self) -> tuple[int, int]:
-        """How much of the first step has begun, and of how much: micro-batches in stages, and updates of units. Any
-        thread may read it.
-        """
-        passes, updates = (
-            self.plan.micro_batches * len(self.plan.stages),
-            len([*self.store.spec.trained(range(len(self.store.units)))]),
+    def progress(self, step: int) -> StepProgress:
+        """How far a step is that was submitted (counted from 0 since the engine was opened). Any thread may ask."""
+        recorder, optimizer = self._context.recorder, self._optimizer
+        micro_batches = recorder.micro_batches.get(step, self.plan.micro_batches)
+        work = micro_batches * sum(map(work_of, self.plan.stages))
+        units = len([*self.store.spec.trained(range(len(self.store.units)))])
+        done = sum(device.work.get(step, 0) for device in recorder.devices)
+        return StepProgress(
+            micro_batches,
+            min(done / work, 1.0),
+            min(max(optimizer.updates - step * units, 0) / units, 1.0),
+            min((began for device in recorder.devices if (began := device.began.get(step)) is not None), default=None),
+            optimizer.seconds or 0.0,
         )
-        issued = sum(device.passes for device in self._context.recorder.devices)
-        return min(issued, passes) + min(self._optimizer.updates, updates), passes + updates
 
     @property
     def readings(self) -> tuple[Reading, ...]:

@@ -16,6 +16,7 @@ from rptrain.engine import meter
 from rptrain.engine.board import Board
 from rptrain.engine.devices.base import Mark, Stream
 from rptrain.engine.meter import Meter, Stamp
+from rptrain.engine.progress import work_of
 from rptrain.engine.trace import Arrival, ComputeInterval, Copy, Span, Trace, Work
 from rptrain.schedule.plan import Computation, Kind, Slot, Stage
 
@@ -93,9 +94,12 @@ class Recorder:
         self._measured = measured
         self.board = Board() if trace is None else trace.board
         self.devices = tuple(DeviceRecorder(self, watched=watched) for _ in range(devices))
+        self.micro_batches: dict[int, int] = {}  # of the last iterations
 
-    def submit(self, iteration: int) -> None:
+    def submit(self, iteration: int, micro_batches: int) -> None:
         """Records that the engine's caller submits an iteration. Called before a worker has it."""
+        self.micro_batches[iteration] = micro_batches
+        self.micro_batches.pop(iteration - KEPT, None)
         if self.trace is not None:
             self.trace.submit(iteration)
 
@@ -135,13 +139,18 @@ class DeviceRecorder:
         self._busy: dict[Kind, float] = {"F": 0.0, "FB": 0.0, "B": 0.0}
         self.starved = 0.0  # seconds in which a watched device had nothing to compute for want of updated weights
         self._in_progress: deque[Pass] = deque()
-        self.passes = 0  # of micro-batches through stages, that were issued
+        self.began: dict[int, float] = {}  # of the last iterations: when its first pass was, by `time.monotonic`
+        self.work: dict[int, int] = {}  # of the last iterations: the passes that were issued, by `work_of`
         self._computed: deque[Computation] = deque()  # that have ended, of the last iterations
         self._issuing: Pass | None = None  # the micro-batch of which pieces are still to come
         self._span: Span | None = None  # the micro-batch that is being issued, in a traced engine
         self._left: dict[int, Mark] = {}  # by entry of the output ring: when its last output had reached the host
 
     def begin(self, iteration: int, slot: Slot, micro_batch: int) -> None:
+        if iteration not in self.work:
+            self.work[iteration], self.began[iteration] = 0, time.monotonic()
+            if len(self.work) > KEPT:  # a device may have no part in an iteration
+                del self.work[oldest := next(iter(self.work))], self.began[oldest]
         self._span = self._new_span(iteration, slot, micro_batch)
         self._issuing = Pass(iteration, slot, micro_batch)
         self._in_progress.append(self._issuing)
@@ -224,8 +233,9 @@ class DeviceRecorder:
 
     def issued(self) -> None:
         """The micro-batch, and the transfers that go with it, were issued."""
+        if self._issuing is not None:
+            self.work[self._issuing.iteration] += work_of(self._issuing.slot.stage)
         self._issuing = None
-        self.passes += 1
         if self._span is not None:
             self._span.issued = time.perf_counter()
 

@@ -27,6 +27,7 @@ from rptrain.engine.devices.base import stamp
 from rptrain.engine.distributed.gradients import SharedGradients
 from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.distributed.weights import WeightExchange, join_all
+from rptrain.engine.errors import Aborted
 from rptrain.engine.iteration import Evaluation, Iteration, StepRequest, StepResult
 from rptrain.engine.optim import moments
 from rptrain.engine.optim.adam import CpuAdam, UpdateArgs
@@ -72,6 +73,8 @@ class OptimizerWorker:
             self._weights = WeightExchange(context, adam, shared.share, shared.weights, self._publish)
         self.seconds: float | None = None  # duration of the last update
         self.updates = 0  # of units that have begun
+        self._turn = threading.Lock()  # held for a moment, when an update may begin
+        self._updating = self._held = False
         self._queue: queue.SimpleQueue[Iteration | Evaluation | StepRequest | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=context.guard, args=(lambda: self._where, self._main), name="optimizer", daemon=True
@@ -100,6 +103,16 @@ class OptimizerWorker:
         self._snapshots += 1
         return self._snapshot
 
+    def hold(self) -> int:
+        """Begins no further update. Returns how many steps are applied, once an update that has begun has ended."""
+        board = self._context.board
+        with self._turn:
+            self._held = True
+            applied = board.count(("step",)) + self._updating
+        if applied:
+            board.wait(("step",), applied - 1)
+        return applied
+
     def join(self) -> None:
         """Waits for the thread to end, and frees its memory."""
         if self._weights is None:
@@ -122,6 +135,7 @@ class OptimizerWorker:
             request = self._queue.get()
             if not isinstance(request, StepRequest):
                 return
+            self._begin_update()
             lag = bool(self._context.lag)
             scale = self.loss_scale.used(asynchronous=lag)
             norm = math.sqrt(square_sum) * iteration.rest / scale
@@ -137,8 +151,17 @@ class OptimizerWorker:
                 self._update(iteration, request.learning_rate, request.result)
             self.seconds = time.perf_counter() - began
             self._snapshot = None
-            self._context.board.publish(("step",), iteration.number)
+            with self._turn:
+                self._updating = False
+                self._context.board.publish(("step",), iteration.number)
             self._where = "waiting"
+
+    def _begin_update(self) -> None:
+        """Raises Aborted if updates are held."""
+        with self._turn:
+            if self._held:
+                raise Aborted
+            self._updating = True
 
     def _update_order(self) -> Sequence[int]:
         """The order of updates: in sync as the next forward reads the units, in async as gradients are overwritten."""
