@@ -1,7 +1,8 @@
 """The signals that end a process: the first asks, the second interrupts, the third ends it whatever its threads do.
 
-`timeout`, and whoever signals a process and then its group, sends one signal twice within milliseconds. So the same
-signal counts once in TOGETHER seconds, here and in utils/watchdog.c.
+`timeout`, and whoever signals a process and then its group, sends one signal twice within milliseconds; a terminal that
+closes, or a system that shuts down, sends two kinds. So signals within TOGETHER seconds of the last one that counted
+count as that one, here and in utils/watchdog.c.
 """
 
 import atexit
@@ -35,7 +36,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received = 0
-        self._times = dict[int, float]()  # of the signals that were counted last, by their numbers
+        self.first = self._last = -math.inf  # when the first and the last signal were counted, by `time.monotonic`
         self.installed = False  # for the rest of the process
         self._handled = False
         self._message: bytes | None = None  # says that the first signal was deferred
@@ -146,15 +147,17 @@ class Signals:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             kinds.append(signal.SIGHUP)
         self.received, self._handled = 0, True
-        self._times.clear()
+        self._last = -math.inf
         return {kind: signal.signal(kind, self._handle) for kind in kinds}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if now - self._times.get(number, -math.inf) < TOGETHER:
+        if now - self._last < TOGETHER:
             return
-        self._times[number] = now
+        self._last = now
         self.received += 1
+        if self.received == 1:
+            self.first = now
         if self.received >= THIRD and self.native is None:
             hidden_cursor.restore()
             os._exit(INTERRUPTED)

@@ -21,7 +21,7 @@ enum { STALLED, INTERRUPTED, ENDS };
 enum { SIGNALS = 3, LOOK = 500, TAIL = 65536 }; /* LOOK: milliseconds between two looks at the clock */
 #define LATE 1000000000 /* nanoseconds by which a look is late if the whole process was stopped: SIGSTOP, a paused host */
 #define SHOW_CURSOR "\x1b[?25h"
-#define TOGETHER 200000000 /* nanoseconds within which the same signal counts once, as in runs/signals.py */
+#define TOGETHER 200000000 /* nanoseconds within which signals count once, as in runs/signals.py */
 #define WRITING 1000000000                      /* nanoseconds that an end may write: a dead disk may never return */
 
 typedef struct {
@@ -105,13 +105,13 @@ static void finish(int kind) /* holds the mutex from now on: nothing is prepared
 
 static void count_signal(unsigned char number)
 {
-    static int64_t last[256]; /* when a signal of this number was counted; 0: never */
+    static int64_t last; /* when a signal was counted; 0: never */
     int64_t time = now(CLOCK_MONOTONIC);
     if (number != SIGINT && number != SIGTERM && number != SIGHUP)
         return;
-    if (last[number] && time - last[number] < TOGETHER)
+    if (last && time - last < TOGETHER)
         return;
-    last[number] = time;
+    last = time;
     signals++;
 }
 

@@ -55,6 +55,7 @@ def start(action: str) -> subprocess.Popen[str]:
 def test_a_third_signal_ends_a_process_without_native_code(monkeypatch):
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr("rptrain.runs.signals.TOGETHER", 0.0)
     with suppress(KeyboardInterrupt), PROCESS.handled(), PROCESS.deferred():
         for number, interrupts in zip(KINDS, (False, True), strict=False):
             with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
@@ -65,25 +66,26 @@ def test_a_third_signal_ends_a_process_without_native_code(monkeypatch):
     assert codes == [130]
 
 
-@pytest.mark.parametrize("number", KINDS)
-def test_the_same_signal_twice_at_once_counts_once(number, monkeypatch):
-    """As `timeout` sends it: to the process, and to its group."""
+@pytest.mark.parametrize("numbers", [*((kind,) * 3 for kind in KINDS), KINDS], ids=[*(k.name for k in KINDS), "all"])
+def test_signals_at_once_count_once(numbers, monkeypatch):
+    """As `timeout` sends them: to the process, and to its group; a terminal that closes sends two kinds."""
     monkeypatch.setattr("rptrain.runs.signals.TOGETHER", 60.0)
     with pytest.raises(KeyboardInterrupt), PROCESS.handled(), PROCESS.deferred():
-        for _ in range(3):
-            os.kill(os.getpid(), number)
-        tools.wait_for(lambda: PROCESS.received)
+        for number in numbers:
+            signal.raise_signal(number)
         assert PROCESS.received == 1
-        signal.raise_signal(KINDS[KINDS.index(number) - 1])  # another one interrupts
+        monkeypatch.setattr("rptrain.runs.signals.TOGETHER", 0.0)
+        signal.raise_signal(numbers[0])  # a later one interrupts
 
 
 @native
-def test_the_same_signal_at_once_counts_once_in_native_code():
+def test_signals_at_once_count_once_in_native_code():
     process = start("hold()")
-    for number in (*[KINDS[0]] * 9, *[KINDS[1]] * 9):
-        process.send_signal(number)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(2)
+    for _ in range(2):
+        for number in KINDS * 6:
+            process.send_signal(number)
+        time.sleep(TOGETHER + 0.05)
+    assert process.poll() is None
     process.send_signal(KINDS[2])
     assert process.wait(60) == 130
 
@@ -183,8 +185,9 @@ def test_signals_are_counted_until_the_interpreter_has_ended(signals):
         [sys.executable, "-P", "-c", ENDING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == b"ready\n"
-    for number in KINDS[:signals]:  # different ones: of a kind, one is pending at a time
+    for number in KINDS[:signals]:
         process.send_signal(number)
+        time.sleep(TOGETHER + 0.05)
     if signals == 3:
         process.wait()
     output, errors = process.communicate()
@@ -260,6 +263,7 @@ def test_a_terminal_has_its_cursor_after_a_process_that_ends_at_once(context: st
             shown += os.read(ours, 4096)
         for number in KINDS[:signals]:
             process.send_signal(number)
+            time.sleep(TOGETHER + 0.05)
         with suppress(OSError):  # EIO: the process has ended
             while part := os.read(ours, 4096):
                 shown += part
