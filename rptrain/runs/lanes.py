@@ -81,6 +81,7 @@ class Work:
 
     text: str  # such as "reading weights: 3.20 GiB of 15.0 GiB, 21%, 14 s left"
     share: Float | None  # that is done; None if it is unknown
+    beside: bool = False  # the run's numbers, not in their place
 
 
 @dataclass(frozen=True)

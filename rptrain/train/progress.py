@@ -19,6 +19,7 @@ from rptrain.runs.view import RunView
 from rptrain.utils.console import console as standard_console
 from rptrain.utils.phase_display import PhaseDisplay
 from rptrain.utils.phases import Phase as LongPhase
+from rptrain.utils.text import counted
 from rptrain.utils.units import format_duration, format_loss, format_rate
 
 TOLD = (BestLoaded, Resumed, LossesRepeated)
@@ -33,6 +34,7 @@ class ProgressDisplay(PhaseDisplay):
         self._recent: deque[Step] = deque(maxlen=REPORTS)  # reported steps, over which the pace is measured
         self._done = 0
         self._phase: Phase = "training"
+        self._step: LongPhase | None = None  # the step that runs, if it takes long
 
     def update(self, step: Step) -> None:
         """Show the step's loss and pace."""
@@ -67,7 +69,8 @@ class ProgressDisplay(PhaseDisplay):
         return super().__enter__()
 
     def _draw_phase(self, now: LongPhase | None) -> None:
-        if now is None:
+        self._step = now if now is not None and now.repeats else None
+        if now is None or now.repeats:
             self._refresh()
         else:
             super()._draw_phase(now)
@@ -77,7 +80,7 @@ class ProgressDisplay(PhaseDisplay):
             return
         text = f"step {self._done}/{self._total}"
         if recent := tuple(self._recent):  # in the thread that looks at phases, too
-            text = describe(recent, self._total, self._done)
+            text = describe(recent, self._total, self._done, self._step)
         if self._phase != "training":
             text = f"{text}  {self._phase}"
         self._draw(text, self._done, self._total)
@@ -99,9 +102,11 @@ def closing_lines(run: Path) -> Iterator[str]:
             yield hint
 
 
-def describe(recent: Sequence[Step], total_steps: int, done: int | None = None) -> str:
+def describe(
+    recent: Sequence[Step], total_steps: int, done: int | None = None, running: LongPhase | None = None
+) -> str:
     """A line about the last of these steps, with the remaining time at their pace. `done`: the steps that are done, if
-    they are more.
+    they are more. `running`: the step that runs, whose progress then takes the place of the speed.
     """
     first, step = recent[0], recent[-1]
     done = step.step if done is None else done
@@ -110,7 +115,10 @@ def describe(recent: Sequence[Step], total_steps: int, done: int | None = None) 
         parts.append("skipped: the gradients were not finite")
     elif step.loss is not None:
         parts.append(f"loss {format_loss(step.loss)}")
-    if not step.warm_up:
+    if running is not None:
+        left = "" if running.left is None else f", {format_duration(running.left)} left"
+        parts.append(f"{running.done:,}/{counted(running.total or 0, running.unit)}{left}")
+    elif not step.warm_up:
         parts.append(format_rate(step.tokens_per_second))
     elif step.step < total_steps:
         parts.append("compiling" if step.compiled else "warming up")

@@ -55,6 +55,7 @@ class Saver:
         self._run, self._units, self._base, self._config = run, units, base, config
         self._emit, self._check = emit, check
         self._pool = ThreadPoolExecutor(1, "saver")
+        self.seconds = 0.0  # that the last save took
         self._current: tuple[int, Future[None], Phase] | None = None
         self._canceled = threading.Event()
 
@@ -135,7 +136,7 @@ class Saver:
                     processes=self._processes,
                     progress=progress,
                 )
-            seconds = time.perf_counter() - began
+            self.seconds = seconds = time.perf_counter() - began
             paused = min(paused + snapshot.waited, seconds)
             self._emit(CheckpointSaved(step, str(path), seconds, paused, drained + paused))
             self._prune(self._config.save_total_limit)

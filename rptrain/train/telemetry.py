@@ -166,7 +166,7 @@ class Telemetry:
         elif last is not None:
             self._written_step = last.step
         long = current()
-        work = None if long is None else Work(long.sentence(), long.fraction)
+        work = None if long is None else Work(long.sentence(), long.fraction, long.repeats)
         return Snapshot(time.time(), round(seconds, 4), phase, process, free, lanes, optimizer, last, timeline, work)
 
     def _due_timeline(self, now: float) -> StepTimeline | None:

@@ -2,9 +2,10 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,9 @@ from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import export_store
 from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.engine import Engine
-from rptrain.engine.iteration import Pending, PendingLoss
 from rptrain.engine.meter import Meter
 from rptrain.engine.store import ModelStore
 from rptrain.inference.evaluate import ask_questions
-from rptrain.kernels.batch import Batch
 from rptrain.kernels.compiling import COMPILED
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
@@ -29,7 +28,6 @@ from rptrain.train import validation
 from rptrain.train.begin import Begun, record_plan
 from rptrain.train.best import load_best
 from rptrain.train.clock import Clock, StepTimes, Throughput
-from rptrain.train.first_step import first_step
 from rptrain.train.group import Group, ShareTimes
 from rptrain.train.job import Job
 from rptrain.train.lr import learning_rate
@@ -38,28 +36,17 @@ from rptrain.train.progress import ProgressDisplay, closing_lines, record
 from rptrain.train.repeats import RepeatedSteps
 from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile
 from rptrain.train.resume import restore
+from rptrain.train.running_step import RunningStep, step_phase
 from rptrain.train.save import Saver, checkpoint_meta
 from rptrain.train.setup import initial_hashes, load_weights, open_engine, starting_scale
+from rptrain.train.stopping import Stopping
 from rptrain.train.telemetry import Telemetry, slots
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import TrainingError
 from rptrain.utils.page_locks import locking_advice
-from rptrain.utils.phases import Phase as LongPhase
 from rptrain.utils.phases import during, phase
 from rptrain.utils.text import counted
 from rptrain.utils.units import format_score
-
-
-@dataclass
-class _RunningStep:
-    """A step that was submitted to the engine and is not reported yet."""
-
-    step: int  # counts from 1
-    batch: Batch
-    learning_rate: float
-    loss: PendingLoss
-    update: Pending
-    first: LongPhase | None  # if it is the first of an engine
 
 
 class Trainer:
@@ -89,7 +76,9 @@ class Trainer:
         self._applied = 0  # how many of these were not skipped
         self._loss_scale = starting_scale(begun.job)  # when the engine is opened
         self._last = begun.job.total_steps  # the last step; early stopping makes it an earlier one
-        self._running: _RunningStep | None = None  # the newest step, until it is reported
+        self._running = deque[RunningStep]()  # steps that were submitted, until they are reported
+        timeout = begun.job.config.save.stop_timeout
+        self._stopping = Stopping(timeout, progress.note, lambda: begun.run.saved_step, alone=group.size == 1)
         self._next = 0  # steps that were submitted
         self._earlier = begun.earlier.steps
         self._repeats = RepeatedSteps(self._earlier, begun.job.total_steps, self._emit)
@@ -118,7 +107,7 @@ class Trainer:
         if self._early_stopping.stopped:  # before it was resumed: only the export is missing
             self._last = self._done
         else:
-            with PROCESS.deferred("saving after this step; once more to stop at once"):
+            with PROCESS.deferred("stopping with a checkpoint; once more to stop at once"):
                 self._train()
         self._end.trained = True
         self._log.check()
@@ -191,10 +180,9 @@ class Trainer:
         with self._clock.running():
             while self._next < min(stop, self._last):
                 self._log.check()
-                submitted = self._submit(engine, self._next)
-                self._report(engine)  # the step before
-                self._running = submitted
+                self._submit(engine, self._next)
                 self._next += 1
+                self._report(engine, running=1)  # the step before
                 self._after_step(engine, self._next)
             self._report(engine)
         return self._next < self._last
@@ -205,21 +193,52 @@ class Trainer:
         self._loop(engine, COMPARED)
         return self._step_times.median
 
-    def _submit(self, engine: Engine, step: int) -> _RunningStep:
+    def _submit(self, engine: Engine, step: int) -> None:
         """Start a step, which counts from 0, without waiting for it."""
         rate = self._learning_rate(step)
         batch = self._job.batches.batch(step)
-        first = first_step(engine) if step == self._done else None
+        index = step - self._done
+        first = None if index else step_phase(engine, index, step + 1)
         loss, update = engine.forward_backward(batch), engine.step(rate)
-        return _RunningStep(step + 1, batch, rate, loss, update, first)
+        self._running.append(RunningStep(step + 1, batch, rate, loss, update, index, first))
 
-    def _report(self, engine: Engine) -> None:
-        """Wait for the step that runs, if any, and record it."""
-        if self._running is None:
+    def _report(self, engine: Engine, running: int = 0) -> None:
+        """Wait for the steps that run, except this many of the newest ones, and record them."""
+        while len(self._running) > running:
+            self._wait(engine, self._running[0])
+            if self._running:  # else a signal came, and the last ones have just ended
+                self._record(engine, self._running.popleft())
+
+    def _wait(self, engine: Engine, step: RunningStep) -> None:
+        """Wait for the end of a step, unless a signal leaves no time for it: then end the run with the steps before.
+
+        Raises KeyboardInterrupt after these were saved.
+        """
+        with during(step.first or step_phase(engine, step.index, step.step)) as waiting:
+            while not engine.ended(step.index, LOOK):
+                if self._stopping.drops(step.step, engine.progress(step.index), self._saver.seconds):
+                    self._drop(engine)
+                    return
+            waiting.update()
+
+    def _drop(self, engine: Engine) -> None:
+        """Record the steps that are complete. If any others run, drop them, save, and raise KeyboardInterrupt."""
+        applied = self._done + engine.hold()
+        while self._running and self._running[0].step <= applied:
+            self._record(engine, self._running.popleft())
+        if not self._running:
             return
-        done, self._running = self._running, None
-        with nullcontext() if done.first is None else during(done.first):
-            loss, update = done.loss.result(), done.update.result()
+        step = self._running[0]
+        self._stopping.dropped(step.step, engine.progress(step.index))
+        engine.drop()
+        self._saver.wait()
+        if applied > self._run.saved_step:
+            self._save(engine, applied, required=True)
+        raise KeyboardInterrupt
+
+    def _record(self, engine: Engine, done: RunningStep) -> None:
+        """Record a step that has ended."""
+        loss, update = done.loss.result(), done.update.result()
         seconds = self._step_times.finished()
         made, self._made = self._made, COMPILED.made
         warm_up = COMPILED.made > made or done.first is not None

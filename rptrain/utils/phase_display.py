@@ -49,7 +49,12 @@ class PhaseDisplay(TerminalBar):
             before, now = self._at, current()
             if before is not None and before is not now and before.ended is not None:
                 self._at = None
-                if before.complete and before.seconds >= LONG and (self._has_bar or self._period):
+                if (
+                    before.complete
+                    and before.seconds >= LONG
+                    and not before.repeats
+                    and (self._has_bar or self._period)
+                ):
                     self.note(before.summary())
             if self._has_bar and (now or before) is not None:
                 self._draw_phase(now)
@@ -67,8 +72,12 @@ class PhaseDisplay(TerminalBar):
         self._show()
 
     def _is_due(self, now: Phase) -> bool:
-        """Whether a line is due: at once for the first phase of a root, else every period."""
+        """Whether a line is due: at once for the first phase of a root, else every period; the first one of a phase
+        that repeats after a period.
+        """
         moment = monotonic()
+        if now.repeats and now.seconds < self._period:
+            return False
         if now.root is self._root and moment < self._next:
             return False
         self._root, self._next = now.root, moment + self._period

@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 
-from rptrain.utils.text import counted, one_line
+from rptrain.utils.text import counted, one_line, plural
 from rptrain.utils.units import format_bytes, format_duration, format_speed
 
 SHORT = 2.0  # seconds: a phase that takes no longer is not shown
+REPEATED = 5.0  # seconds: the same for one that repeats
 FIRST = 1.0  # seconds after which the time that is left is estimated
 BYTES = "B"
 
 _COUNT = r"\d[\d.,]* ?[A-Za-z]*(?: of \d[\d.,]* [A-Za-z]+)?(?:/s)?"  # of bytes, rows or a rate
 _TIME = r"(?:\d+ [smhd] ?){1,2}(?:left)?"
-_PART = rf"(?:\d{{1,3}}%|{_TIME}|\d[\d,]* of \d[\d,]* [a-z]+|{_COUNT})"
+_PART = rf"(?:\d{{1,3}}%|{_TIME}|\d[\d,]* of \d[\d,]* [a-z-]+|{_COUNT})"
 _LINE = re.compile(rf"[a-z-]+ing\b.*: {_PART}(?:, {_PART})*")  # see `Phase.sentence`
 _PERCENT = re.compile(r", (\d{1,3})%(?:, |$)|: (\d{1,3})%(?:, |$)")
 _open: list["Phase"] = []  # those that last, outermost first
@@ -45,6 +46,7 @@ class Phase:
     rate: float | None = None
     left: float | None = None
     reads: bool = False  # bytes that are read from files count
+    repeats: bool = False  # one of many alike, such as steps: shown beside other numbers, and without a summary
     update: Callable[[], object] = lambda: None
     began: float = field(default_factory=lambda: monotonic())
     ended: float | None = None
@@ -95,7 +97,7 @@ class Phase:
         text = counted(self.done, self.unit)
         if not whole and self.total is not None:
             text = f"{self.done:,} of {counted(self.total, self.unit)}"
-        return text if self.rate is None else f"{text}, {format_speed(self.rate)} {self.unit}s/s"
+        return text if self.rate is None else f"{text}, {format_speed(self.rate)} {plural(self.unit)}/s"
 
 
 @contextmanager
@@ -122,8 +124,9 @@ def during(entered: Phase) -> Iterator[Phase]:
 
 
 def current() -> Phase | None:
-    """The innermost phase that has lasted SHORT seconds; None if there is none. Any thread may call this."""
-    found = next((one for one in reversed(tuple(_open)) if one.seconds >= SHORT), None)
+    """The innermost phase that has lasted SHORT seconds, or REPEATED; None if there is none. Any thread may call it."""
+    long = (one for one in reversed(tuple(_open)) if one.seconds >= (REPEATED if one.repeats else SHORT))
+    found = next(long, None)
     if found is not None:
         found.update()
     return found

@@ -92,7 +92,11 @@ def not_utf8(byte: int) -> str:
 
 def counted(number: int, noun: str) -> str:
     """A number of things, such as "1 sample" or "1,200 samples"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    return f"{noun}es" if noun.endswith("ch") else f"{noun}s"
 
 
 def wrapped_parts(parts: Iterable[str], width: int) -> str:

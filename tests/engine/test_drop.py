@@ -40,6 +40,7 @@ class Gate:
 
 def dropped(batches, folder, gate, look, steps, *, asynchronous, dtype, fp8=False, scale):
     """Saves what is left of an engine that was dropped while the gate held it up; returns the snapshot's facts."""
+    found = None
     tokens = batches[0].sequences * batches[0].length
     with runs.make_store(CFG, dtype, asynchronous=asynchronous, fp8=fp8) as store:
         engine = runs.engine_of(
@@ -54,9 +55,11 @@ def dropped(batches, folder, gate, look, steps, *, asynchronous, dtype, fp8=Fals
             engine.drop()
             with engine.snapshot() as snapshot:
                 save_state(folder, store.units, step=applied, meta={"model_dir": str(folder)}, order=snapshot.order)
+            found = applied, snapshot.applied, snapshot.loss_scale
             gate.opened.set()
             raise KeyboardInterrupt
-        return applied, snapshot.applied, snapshot.loss_scale
+    assert found is not None
+    return found
 
 
 def hold(engine, gate, steps):

@@ -23,6 +23,7 @@ from rptrain.utils.units import (
 STATE = 12  # characters of the longest state and the gap, so that the bar does not move
 LEAST = 8  # width of the bar
 WORK = 24  # width of that of a long phase
+GAP = 3  # between two numbers
 SHORTEST = 12  # maximum width of a name
 WIDTHS = {
     "loss": 6,
@@ -78,6 +79,8 @@ class RunHead(LineWidget):
             return _start(view)
         if (now := view.now) is None or (work := now.work) is None or state in (*ENDED, "replay"):
             return self._numbers(view)
+        if work.beside:
+            return self._numbers(view, one_line(work.text))
         text = clipped(one_line(work.text), self.size.width)
         room = min(self.size.width - cell_len(text) - 1, WORK)
         if work.share is None or room < LEAST:
@@ -104,16 +107,18 @@ class RunHead(LineWidget):
         rest = bar(share, width, "$primary") if width >= LEAST else " " * max(width, 0)
         return Content.assemble((name, "bold"), what, note, rest, right)
 
-    def _numbers(self, view: RunView) -> Content:
+    def _numbers(self, view: RunView, step: str = "") -> Content:
+        """The metrics that fit, before the progress of a step that takes long."""
         parts: list[tuple[str, str]] = []
-        width = self.size.width
+        step = clipped(step, self.size.width)
+        width = self.size.width - (cell_len(step) + GAP if step else 0)
         for name, value in _numbers(view):
             value = f"{value:>{WIDTHS.get(name, 0)}}"
             text = sum(len(part) for part, _ in parts) + len(name) + len(value) + 1
             if text > width:
                 continue  # a shorter one may fit
-            parts += [(value, "bold"), (f" {name}", "$muted"), ("   ", "")]
-        return Content.assemble(*parts[:-1])
+            parts += [(value, "bold"), (f" {name}", "$muted"), (" " * GAP, "")]
+        return Content.assemble(*(parts if step else parts[:-1]), step)
 
 
 def _fitting(note: str, room: int) -> str:
