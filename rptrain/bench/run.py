@@ -26,9 +26,9 @@ from rptrain.kernels.compiling import COMPILED
 from rptrain.models.adapters.lora import set_magnitudes
 from rptrain.models.weights import pretrained
 from rptrain.planner.hardware import here, program_bytes
-from rptrain.train.first_step import first_step
 from rptrain.train.job import Job, prepare_job, resolve_auto
 from rptrain.train.replan import COMPARED, Candidate, Comparison
+from rptrain.train.running_step import step_phase
 from rptrain.train.setup import open_engine, open_store
 from rptrain.utils.phases import during
 
@@ -190,7 +190,7 @@ def _train(engine: Engine, job: Job, count: int, tell: Callable[[str], object], 
         batch = job.batches.batch(step)
         started = engine.forward_backward(batch), engine.step(RATE)
         if under_way is not None:
-            with during(first_step(engine)) if step == 1 else nullcontext():
+            with during(step_phase(engine, 0, 1)) if step == 1 else nullcontext():
                 finish(*under_way)
         under_way = started
     assert under_way is not None

@@ -31,9 +31,11 @@ def runs(
         from rptrain.runs.named import named_run
         from rptrain.runs.view import RunView
         from rptrain.utils.console import output
+        from rptrain.utils.phase_display import PhaseDisplay
 
-        views = [RunView(named_run(name, folder)) for name in names or ()]
-        found = [summarize(view) for view in views] if names else summaries(folder)
+        with PhaseDisplay(shown=not as_json):
+            views = [RunView(named_run(name, folder)) for name in names or ()]
+            found = [summarize(view) for view in views] if names else summaries(folder)
         if as_json:
             print(json.dumps([run.to_dict() for run in found], indent=2))
         elif len(views) > 1:

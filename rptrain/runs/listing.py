@@ -1,9 +1,12 @@
 """Lists the runs of a folder, with a summary of each run."""
 
+import json
+import math
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,8 +18,12 @@ from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.lanes import FILE
 from rptrain.runs.process import other_folders
+from rptrain.runs.records import time_of
 from rptrain.runs.view import ENDED, RunView, State
+from rptrain.utils.errors import UserError
+from rptrain.utils.files import open_regular
 from rptrain.utils.paths import inside
+from rptrain.utils.phases import phase
 from rptrain.utils.text import printable
 from rptrain.utils.units import format_bytes, format_duration, format_loss, format_speed
 
@@ -25,6 +32,9 @@ if TYPE_CHECKING:
 
 DROPPED = ("size", "took", "began", "tokens/s", "processes", "best validation")  # columns, if there is too little room
 GAP = 2  # characters between two columns
+AT_ONCE = 50  # runs that are told of first: more than a screen shows
+PERIOD = 0.5  # seconds until more are told of
+HEAD = 1 << 12  # bytes at the beginning of the events, of which one of the first tells when the run began
 GLANCE = 1 << 18  # limit of what is read for a summary: the start and the end of the events are enough
 
 
@@ -52,9 +62,31 @@ class Summary:
         return {**asdict(self), "path": str(self.path)}
 
 
+Tell = Callable[[list[Summary], int], object]  # gets the runs that are read, and how many there are
+
+
 def summaries(folder: Path) -> list[Summary]:
     """Summaries of the runs in a folder, the newest first. A missing folder has none."""
     return Listing(folder).read()
+
+
+def newest(folder: Path) -> Path | None:
+    """The run in a folder that began last, of which there may be thousands; None if there is none."""
+    return min(_runs(folder), key=lambda run: (-_began(run), run), default=None)
+
+
+def _began(run: Path) -> float:
+    """When a run began, as its summary tells; 0 if it has no records."""
+    try:
+        with open_regular(inside(run, EVENTS)) as file:
+            lines = file.read(HEAD).split(b"\n")[:-1]
+    except (OSError, UserError):
+        return 0.0
+    for line in lines:
+        with suppress(ValueError, AttributeError):
+            if (record := json.loads(line)).get("event") == "run_started":
+                return time_of(record, 0.0) or 0.0
+    return RunView(run, large=GLANCE, brief=True).began or 0.0
 
 
 def _runs(folder: Path) -> Iterator[Path]:
@@ -116,34 +148,53 @@ class Listing:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._views: dict[Path, RunView] = {}  # of runs that have not ended
-        self._ended: dict[Path, tuple[_Stamp, Summary]] = {}
+        self._known: dict[Path, _Known] = {}
 
-    def read(self) -> list[Summary]:
-        """As `summaries`."""
-        views, ended = self._views, self._ended
-        self._views, self._ended = {}, {}
-        found: list[Summary] = []
-        for run in _runs(self._folder):
-            stamp = _stamp(run)
-            if run in ended and ended[run][0] == stamp:
-                self._ended[run] = ended[run]
-                found.append(ended[run][1])
-                continue
-            if (view := views.get(run)) is None:
-                view = RunView(run, large=GLANCE)
-            else:
-                view.refresh()
-            summary = summarize(view)
-            if summary.state in ENDED:
-                self._ended[run] = stamp, summary
-            else:
-                self._views[run] = view
-            found.append(summary)
+    def read(self, tell: Tell | None = None) -> list[Summary]:
+        """As `summaries`. `tell` is called now and then with those that are read so far, which are about the newest
+        ones, in any order, and with the number of all: after the first AT_ONCE, and about every PERIOD seconds.
+        """
+        before, self._known = self._known, {}
+        runs, found, due = sorted(_runs(self._folder), key=_changed_last), list[Summary](), math.inf
+        with phase("reading runs", len(runs), "run") as reading:
+            for run in runs:
+                self._known[run] = known = self._read(run, before.get(run))
+                found.append(known.summary)
+                reading.add()
+                if tell is not None and (len(found) == AT_ONCE or time.monotonic() > due):
+                    tell([*found], len(runs))
+                    due = time.monotonic() + PERIOD
         return _newest_first(found)
+
+    def _read(self, run: Path, known: "_Known | None") -> "_Known":
+        stamp = _stamp(run)
+        if known is not None and known.view is None and known.stamp == stamp:
+            return known
+        if known is None or known.view is None:
+            view = RunView(run, large=GLANCE, brief=True)
+        else:
+            view = known.view
+            view.refresh()
+        summary = summarize(view)
+        return _Known(stamp, summary, None if summary.state in ENDED else view)
 
 
 _Stamp = tuple[tuple[int, int] | None, ...]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known about a run. `view`: None if it has ended."""
+
+    stamp: _Stamp
+    summary: Summary
+    view: RunView | None
+
+
+def _changed_last(run: Path) -> int:
+    """A key that sorts the runs that were begun or resumed last first, without reading them."""
+    changed = _changed(run / RUN_CONFIG)
+    return 0 if changed is None else -changed[0]
 
 
 def _stamp(run: Path) -> _Stamp:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rptrain.checkpoint.metadata import RUN_CONFIG
-from rptrain.runs.listing import summaries
+from rptrain.runs.listing import newest
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
 from rptrain.utils.suggest import nearest
@@ -18,9 +18,9 @@ def named_run(name: str | None, folder: Path) -> Path:
     UserError if the run does not exist, with the names most like it.
     """
     if name is None:
-        if not (found := summaries(folder)):
+        if (found := newest(folder)) is None:
             raise UserError(f"there are no runs in {folder}: `rptrain --config FILE` begins one")
-        return found[0].path
+        return found
     path = expanded(_given(name))
     for run in (path, folder / path):
         if (run / RUN_CONFIG).is_file():

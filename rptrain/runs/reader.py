@@ -17,6 +17,7 @@ LANES_SHARE = 2  # `large` is that many times the bytes of lanes.jsonl that are 
 BATCH = 500  # lines parsed at a time
 LONGEST = 1 << 20  # bytes of a line: longer ones are skipped, no record in a view is that long
 _UNREAD = b'"event":"slots"'  # in long records that a view does not use
+_NUMBERS = b'"last":'  # in snapshots with the numbers of a step
 _MARKS = (b'"run_started"',)  # in the first record of a process; the next ones describe it and its plan
 _KEPT = tuple(
     f':"{text}"'.encode() for text in ("run_started", "resumed", "stopped", "finished", "failed", VALIDATION_LOSS)
@@ -35,10 +36,12 @@ class News:
 
 
 class Reader:
-    """Remembers how far it has read the files of each process. `large` is that of `Tail`."""
+    """Remembers how far it has read the files of each process. `large` is that of `Tail`. `brief`: of new snapshots,
+    the newest one is enough, and the newest one with the numbers of a step.
+    """
 
-    def __init__(self, run: Path, large: int = LARGE) -> None:
-        self._run, self._large = run, large
+    def __init__(self, run: Path, large: int = LARGE, *, brief: bool = False) -> None:
+        self._run, self._large, self._brief = run, large, brief
         self._files: dict[int, _Files] = {}
 
     @property
@@ -53,7 +56,7 @@ class Reader:
         found: dict[int, News] = {}
         for rank, folder in ((0, self._run), *other_folders(self._run).items()):
             if rank not in self._files:
-                self._files[rank] = _Files(folder, self._large)
+                self._files[rank] = _Files(folder, self._large, brief=self._brief)
             if news := self._files[rank].read():
                 found[rank] = news
         return found
@@ -62,7 +65,11 @@ class Reader:
 class _Files:
     """The files of a process."""
 
-    def __init__(self, folder: Path, large: int) -> None:
+    def __init__(self, folder: Path, large: int, *, brief: bool) -> None:
+        self._brief = brief
+        self._first = (
+            1  # starts in the first records; before a later one, all snapshots of the process that ended count
+        )
         self._events = Tail(folder / "events.jsonl", large, _MARKS, _KEPT)
         self._lanes = Tail(folder / FILE, min(large // LANES_SHARE, LANES), end_only=True)
 
@@ -73,8 +80,17 @@ class _Files:
 
     def read(self) -> News:
         lines, lanes = self._events.read(), self._lanes.read()
-        snapshots = map(Snapshot.from_line, lanes[-RECENT:])
+        starts = sum(_MARKS[0] in line[:64] for line in lines) if self._brief else 0
+        lanes = _newest(lanes) if self._brief and starts <= self._first else lanes[-RECENT:]
+        self._first = 0
+        snapshots = map(Snapshot.from_line, lanes)
         return News(list(_records(lines)), [snapshot for snapshot in snapshots if snapshot is not None])
+
+
+def _newest(lanes: Sequence[bytes]) -> Sequence[bytes]:
+    """The last snapshot that has the numbers of a step, and the last one."""
+    last = next((place for place in reversed(range(len(lanes))) if _NUMBERS in lanes[place]), len(lanes))
+    return [*lanes[last : last + 1], *(lanes[-1:] if last < len(lanes) - 1 or last == len(lanes) else ())]
 
 
 def _records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:

@@ -50,7 +50,7 @@ SAID = 2000  # characters of a message that the log keeps
 
 class RunView:
     """The state of the run in `path`; the module's docstring shows its use. `large` is that of `Tail`. With `empty`,
-    it shows only what `take` and `take_snapshot` add.
+    it shows only what `take` and `take_snapshot` add. With `brief`, it has the newest snapshots only: enough for a list.
 
     If several processes train the run, the view is that of the first, except where something else is said, and has a
     view for each of the others. `rank` is the number of the process.
@@ -71,9 +71,11 @@ class RunView:
     `recent`: the last snapshots, oldest first.
     """
 
-    def __init__(self, path: Path | str, *, large: int = LARGE, empty: bool = False, rank: int = 0) -> None:
+    def __init__(
+        self, path: Path | str, *, large: int = LARGE, empty: bool = False, rank: int = 0, brief: bool = False
+    ) -> None:
         self.path, self.rank = Path(path), rank
-        self._reader = Reader(self.path, large)
+        self._reader = Reader(self.path, large, brief=brief)
         self._others: dict[int, RunView] = {}  # by rank; some may be of an earlier start
         self.version = self.model = ""
         self.parameters = 0

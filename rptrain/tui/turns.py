@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 from textual.app import App
@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 class Readings:
-    """What is read for a screen that opens next, which takes the input that arrives meanwhile."""
+    """What is read for a screen that opens next, or for a list, which takes the input that arrives meanwhile."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -24,10 +24,16 @@ class Readings:
 
     async def read(self, function: Callable[..., Value], *given: Any) -> Value:
         """The result of a function, which runs in a thread."""
+        with self.reading():
+            return await asyncio.to_thread(function, *given)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Something is read as long as the context lasts."""
         self._count += 1
         self._over.clear()
         try:
-            return await asyncio.to_thread(function, *given)
+            yield
         finally:
             self._count -= 1
             if not self._count:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ from rich.console import Console
 
 from rptrain.runs import listing
 from rptrain.runs.event_log import EventLog
-from rptrain.runs.listing import Listing, folder_bytes, summaries, training_beside
+from rptrain.runs.listing import Listing, folder_bytes, newest, summaries, summarize, training_beside
 from rptrain.runs.pace import REPORTS
+from rptrain.runs.view import RunView
 from rptrain.utils.errors import UserError
 
-from ..tui.recorded import make_run
+from ..tui.recorded import BEGAN, make_run
 from .test_view import OWN, START, process, step, write
 
 
@@ -97,6 +99,51 @@ def test_runs_that_ended_are_read_again_only_if_they_change(tmp_path, monkeypatc
     (done / "model").mkdir()
     (done / "model" / "weights").write_bytes(b"x" * 10)
     assert runs.read()[0].nbytes == first.nbytes + 10
+
+
+@pytest.mark.parametrize("end", [None, "finished"], ids=["active", "finished"])
+def test_a_brief_view_tells_the_same(tmp_path, end):
+    """Also of a run that was resumed, where the snapshots of the process before count."""
+    make_run(tmp_path, "once", steps=20, end=end)
+    again = make_run(tmp_path, "again", steps=20, alive=False)
+    later = make_run(tmp_path, "later", steps=20, end=end, began=BEGAN + 1e4)
+    for name in ("events.jsonl", "lanes.jsonl"):
+        with (again / name).open("a") as file:
+            file.write((later / name).read_text())
+    for run in summaries(tmp_path):
+        whole = summarize(RunView(run.path))
+        if end is None:
+            run, whole = replace(run, seconds=None), replace(whole, seconds=None)  # up to now
+        assert run == whole
+
+
+def test_the_newest_run_is_found_without_reading_the_others(tmp_path, monkeypatch):
+    """Also where its records begin with another one, or cannot be read."""
+    for number, name in enumerate(("b", "c", "a")):
+        make_run(tmp_path, name, steps=2, began=BEGAN + number % 2)
+    make(tmp_path, "begun")
+    odd = make(tmp_path, "odd", {"event": "memory_low"}, {**START, "time": 5.0})
+    (odd / "events.jsonl").write_text("[1]\n{\n" + (odd / "events.jsonl").read_text())
+    assert newest(tmp_path) == summaries(tmp_path)[0].path == tmp_path / "c"
+    monkeypatch.setattr(listing, "RunView", None)
+    assert newest(tmp_path) == tmp_path / "c"
+    for name in "abc":
+        listing.shutil.rmtree(tmp_path / name)
+    assert newest(tmp_path) == odd
+    assert newest(tmp_path / "nowhere") is None
+
+
+def test_runs_that_are_read_are_told_of_the_newest_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(listing, "AT_ONCE", 2)
+    monkeypatch.setattr(listing, "PERIOD", 0.0)
+    for number in range(5):
+        make_run(tmp_path, f"run-{number}", steps=2, began=BEGAN + number)
+        os.utime(tmp_path / f"run-{number}" / "config.toml", (BEGAN + number, BEGAN + number))
+    told: list[tuple[list[str], int]] = []
+    found = Listing(tmp_path).read(lambda runs, total: told.append(([run.path.name for run in runs], total)))
+    names = [run.path.name for run in found]
+    assert names == [f"run-{number}" for number in (4, 3, 2, 1, 0)]
+    assert told == [(names[:count], 5) for count in (2, 3, 4, 5)]
 
 
 def test_the_size_of_a_folder(tmp_path, monkeypatch):

@@ -230,7 +230,7 @@ def test_the_command_killed_and_interrupted(folder, undisturbed, monkeypatch, nu
     if number == signal.SIGINT:
         (saved,) = tools.events(run, events.CheckpointSaved)
         assert 13 <= saved.step == max(tools.steps(run)) < 100
-        assert "saving after this step" in err and err.endswith("interrupted\n")
+        assert "stopping with a checkpoint" in err and err.endswith("interrupted\n")
     assert not run.finished and not tools.events(run, events.Failed)
     resumed = tools.train_here(folder, *overrides)
     assert resumed.path == run.path and tools.events(run, events.Resumed)

@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
 from textual.containers import ScrollableContainer
+from textual.events import Key
 from textual.widgets import Input, OptionList
 
+from rptrain.runs import listing
+from rptrain.runs.listing import Listing
 from rptrain.tui.messages import OpenRun
 from rptrain.tui.screens.new_run import NewRun
 from rptrain.tui.screens.run import RunScreen
@@ -18,6 +23,7 @@ from rptrain.tui.widgets.plot import Plot
 from rptrain.tui.widgets.run_list import Heading, RunList
 from rptrain.tui.widgets.run_rows import Layout
 
+from ..run_tools import PATIENCE
 from .conftest import Made, driven, press_until, screen_text, settled, until
 from .recorded import BEGAN, make_run
 
@@ -178,7 +184,7 @@ async def test_the_list_rests_behind_a_run_and_is_new_when_one_comes_back(make: 
     monkeypatch.setattr("rptrain.tui.screens.runs.PAUSE", 0.05)
     looks: list[None] = []
     look = RunFolder.look
-    monkeypatch.setattr(RunFolder, "look", lambda folder: looks.append(None) or look(folder))
+    monkeypatch.setattr(RunFolder, "look", lambda *given: looks.append(None) or look(*given))
     async with make().run_test(size=(80, 24)) as pilot:
         await listed(pilot)
         behind = pilot.app.screen
@@ -192,6 +198,40 @@ async def test_the_list_rests_behind_a_run_and_is_new_when_one_comes_back(make: 
         assert len(looks) <= count + 1, "one for which the wait was over already, and none of the ten that would follow"
         await pilot.press("escape")
         await until(pilot, lambda: "newer" in screen_text(pilot.app))
+
+
+@driven
+async def test_a_list_that_is_read_says_so_and_fills(make: Made, runs: Path, monkeypatch):
+    """Keys that come before the first runs are read act on those; later ones act while the others are read."""
+    gates = {name: threading.Event() for name in ("now", "done")}
+    read = Listing._read
+
+    def slowly(listing, run, known):
+        if threading.current_thread().name.startswith("runs"):  # of the screen
+            assert run.name not in gates or gates[run.name].wait(PATIENCE)
+        return read(listing, run, known)
+
+    monkeypatch.setattr(Listing, "_read", slowly)
+    monkeypatch.setattr(listing, "AT_ONCE", 2)
+    monkeypatch.setattr(listing, "PERIOD", 0.0)
+    for place, name in enumerate(("now", "broken", "done")):
+        os.utime(runs / name / "config.toml", (BEGAN - place, BEGAN - place))
+    async with make().run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        app.post_message(Key("f3", None))
+        await until(pilot, lambda: isinstance(app.screen, Runs) and "reading …" in screen_text(app))
+        for key in ("down", "enter"):
+            app.post_message(Key(key, None))
+        await pilot.pause()
+        gates["now"].set()
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        assert app.screen.path.name == "broken"
+        await press_until(pilot, "escape", lambda: isinstance(app.screen, Runs))
+        assert names(app) == ["now", "broken"] and "reading runs: 2 of 3" in screen_text(app)
+        await press_until(pilot, "up", lambda: app.screen.query_one(RunList).chosen.path.name == "now")
+        gates["done"].set()
+        await until(pilot, lambda: names(app) == ["now", "broken", "done"] and "reading" not in screen_text(app))
+        assert app.screen.query_one(RunList).chosen.path.name == "now"
 
 
 @driven

@@ -1,6 +1,7 @@
 """The Runs screen: past and current runs, and actions on them."""
 
 import asyncio
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -8,6 +9,7 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
+from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widgets import Label
 
@@ -86,6 +88,7 @@ class Runs(Screen[None]):
         self._folder = RunFolder(context.runs_folder)
         self._offered = ""  # the state for which the footer has keys; empty without a run
         self._in_sight = asyncio.Event()  # no other screen covers it
+        self._read: tuple[int, int] | None = None  # runs that are read, of all, while they are read first
 
     def compose(self) -> ComposeResult:
         heading = Heading()
@@ -119,16 +122,43 @@ class Runs(Screen[None]):
     @work(exclusive=True, group="follow")
     @until_closed
     async def _follow(self) -> None:
+        await self._in_sight.wait()
+        with ExitStack() as held:  # input, until there are runs that it can be about
+            held.enter_context(self._shared.readings.reading())
+
+            def fill(found: list[Summary], total: int) -> None:
+                held.close()
+                self._read = len(found), total
+                with suppress(NoMatches):  # the screen was closed
+                    if len(found) >= 2 * self.query_one(RunList).counts[1]:  # in all, each row is drawn about twice
+                        self._show(found)
+                    else:
+                        self._tell()
+
+            found = await self._folder.look(fill)
+            self._read = None
+            self._show(found)
         while True:
+            await asyncio.sleep(PAUSE)
             await self._in_sight.wait()
             self._show(await self._folder.look())
-            await asyncio.sleep(PAUSE)
 
     def _show(self, found: list[Summary]) -> None:
         shared = self._shared
         self.query_one(RunList).show(with_starting(found, shared.runs_folder, shared.launched.values()))
+        self._tell()
         self._compare()
         self._offer()
+
+    def _tell(self) -> None:
+        """Says how many runs are shown, or how many are read."""
+        shown, total = self.query_one(RunList).counts
+        text = str(self._shared.runs_folder)
+        if self._read is not None:
+            text = f"reading runs: {self._read[0]:,} of {self._read[1]:,}"
+        elif self.query_one(Filter).value:
+            text = f"{shown:,} of {counted(total, 'run')}"
+        self.query_one(TopBar).tell(text)
 
     @property
     def _chosen(self) -> Summary | None:
@@ -152,11 +182,8 @@ class Runs(Screen[None]):
 
     @on(Filter.Changed)
     def _narrow(self, event: Filter.Changed) -> None:
-        runs = self.query_one(RunList)
-        runs.narrow(event.value)
-        shown, total = runs.counts
-        folder = str(self._shared.runs_folder)
-        self.query_one(TopBar).tell(f"{shown:,} of {counted(total, 'run')}" if event.value else folder)
+        self.query_one(RunList).narrow(event.value)
+        self._tell()
         self._offer()
 
     def action_list(self) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from rptrain.runs.ending import ending_of
-from rptrain.runs.listing import GLANCE, summaries
+from rptrain.runs.listing import GLANCE, newest
 from rptrain.runs.loss_change import finished_sentence
 from rptrain.runs.view import RunView
 from rptrain.utils.paths import RUNS
@@ -13,12 +13,13 @@ from rptrain.utils.paths import RUNS
 
 def died(folder: Path) -> str | None:
     """A sentence about the newest run in a folder if its process died, with the keys that help; None otherwise."""
-    newest = next(iter(summaries(folder)), None)
-    ending = None if newest is None or newest.state != "dead" else ending_of(RunView(newest.path, large=GLANCE))
-    if newest is None or ending is None or ending.gone:
+    if (run := newest(folder)) is None or (view := RunView(run, large=GLANCE)).state != "dead":
+        return None
+    ending = ending_of(view)
+    if ending is None or ending.gone:
         return None
     key = f"r resumes it from step {ending.saved:,}" if ending.saved else "n begins it again"
-    return f"{newest.path.name} ended without a last record after step {newest.step:,}: press F3, then {key}"
+    return f"{run.name} ended without a last record after step {view.step:,}: press F3, then {key}"
 
 
 def outcome(run: Path, code: int | None = None, began: float = 0.0) -> tuple[str, Literal["information", "error"]]:

@@ -5,10 +5,11 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rptrain.runs.comparison import Axis, Row, curve, differences, results
-from rptrain.runs.listing import Listing, Summary
+from rptrain.runs.listing import Listing, Summary, Tell
 from rptrain.runs.view import RunView
 from rptrain.tui.services.launch import Launched
 
@@ -62,9 +63,14 @@ class RunFolder:
         self._views: dict[Path, RunView] = {}  # of the compared runs
         self._thread = ThreadPoolExecutor(1, "runs")
 
-    async def look(self) -> list[Summary]:
-        """The current runs, the newest first; none if the folder does not exist."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._listing.read)
+    async def look(self, tell: Tell | None = None) -> list[Summary]:
+        """The current runs, the newest first; none if the folder does not exist. `tell`: that of `Listing.read`, called
+        in this thread.
+        """
+        loop, told = asyncio.get_running_loop(), None
+        if tell is not None:
+            told = partial(loop.call_soon_threadsafe, tell)  # an error ends the reading once the loop is closed
+        return await loop.run_in_executor(self._thread, self._listing.read, told)
 
     async def compare(self, runs: Sequence[Path], metric: str, axis: Axis, count: int) -> Compared:
         """The comparison of these runs, with at most `count` points of each curve."""

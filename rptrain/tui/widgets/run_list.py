@@ -150,7 +150,11 @@ class RunList(OptionList, inherit_bindings=False):
 
     def _draw_rows(self) -> None:
         width = self.scrollable_content_region.width
-        if width < 1 or self._runs is None:
+        if width < 1:
+            return
+        if self._runs is None:
+            self.clear_options()
+            self.add_option(Option(Content.styled("reading …", "$muted"), disabled=True))
             return
         chosen = self.chosen
         before = [run.path for run in self._shown]
@@ -158,13 +162,14 @@ class RunList(OptionList, inherit_bindings=False):
         longest = max((len(run.path.name) for run in self._runs), default=0)
         layout = Layout.of(width, longest, validated=any(run.best_loss is not None for run in self._runs))
         rows = [(run, self.mark_of(run.path), ago(run)) for run in self._shown]
-        if layout != self._layout or before != [run.path for run in self._shown] or not rows:
+        if layout != self._layout or not before or before != [run.path for run in self._shown[: len(before)]]:
             self._layout = layout
             self._write(rows, chosen)
         else:
-            for index, (row, old) in enumerate(zip(rows, self._drawn, strict=True)):
+            for index, (row, old) in enumerate(zip(rows, self._drawn, strict=False)):
                 if row != old:
                     self.replace_option_prompt_at_index(index, layout.row(row[0], row[1]))
+            self.add_options([layout.row(run, mark) for run, mark, _ in rows[len(before) :]])
         self._drawn = rows
         paths = [run.path.absolute() for run in self._shown]
         if self._wanted in paths:
