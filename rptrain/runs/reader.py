@@ -67,9 +67,7 @@ class _Files:
 
     def __init__(self, folder: Path, large: int, *, brief: bool) -> None:
         self._brief = brief
-        self._first = (
-            1  # starts in the first records; before a later one, all snapshots of the process that ended count
-        )
+        self._starts = 1  # in the first records; before another start, all snapshots of the process that ended count
         self._events = Tail(folder / "events.jsonl", large, _MARKS, _KEPT)
         self._lanes = Tail(folder / FILE, min(large // LANES_SHARE, LANES), end_only=True)
 
@@ -81,16 +79,16 @@ class _Files:
     def read(self) -> News:
         lines, lanes = self._events.read(), self._lanes.read()
         starts = sum(_MARKS[0] in line[:64] for line in lines) if self._brief else 0
-        lanes = _newest(lanes) if self._brief and starts <= self._first else lanes[-RECENT:]
-        self._first = 0
+        lanes = _newest(lanes) if self._brief and starts <= self._starts else lanes[-RECENT:]
+        self._starts = 0
         snapshots = map(Snapshot.from_line, lanes)
         return News(list(_records(lines)), [snapshot for snapshot in snapshots if snapshot is not None])
 
 
 def _newest(lanes: Sequence[bytes]) -> Sequence[bytes]:
     """The last snapshot that has the numbers of a step, and the last one."""
-    last = next((place for place in reversed(range(len(lanes))) if _NUMBERS in lanes[place]), len(lanes))
-    return [*lanes[last : last + 1], *(lanes[-1:] if last < len(lanes) - 1 or last == len(lanes) else ())]
+    numbered, newest = [line for line in lanes if _NUMBERS in line][-1:], lanes[-1:]
+    return newest if numbered == newest else [*numbered, *newest]
 
 
 def _records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:

@@ -50,7 +50,7 @@ SAID = 2000  # characters of a message that the log keeps
 
 class RunView:
     """The state of the run in `path`; the module's docstring shows its use. `large` is that of `Tail`. With `empty`,
-    it shows only what `take` and `take_snapshot` add. With `brief`, it has the newest snapshots only: enough for a list.
+    it shows only what `take` and `take_snapshot` add. With `brief`, it has only the newest snapshots, as for a list.
 
     If several processes train the run, the view is that of the first, except where something else is said, and has a
     view for each of the others. `rank` is the number of the process.
