@@ -65,7 +65,13 @@ def test_what_takes_long_in_a_run_is_a_phase_with_its_share(tmp_path: Path, ente
     settings = (data, "data.val_size=4", "train.micro_batch_size=2", "train.global_batch_size=4")
     run = tools.train_here(tmp_path, *settings, "train.max_steps=2", "train.eval_steps=1", "save.save_steps=1")
     shares = {one.name.partition(",")[0]: (one.done, one.total) for one in entered.seen}
-    for name in ("reading weights", "running the first step", "saving checkpoint-2", "writing the export"):
+    for name in (
+        "reading weights",
+        "running the first step",
+        "running step 2",
+        "saving checkpoint-2",
+        "writing the export",
+    ):
         done, total = shares[name]
         assert total and done >= total / 2, f"{name}: {done} of {total}"
     check(
@@ -83,6 +89,7 @@ def test_what_takes_long_in_a_run_is_a_phase_with_its_share(tmp_path: Path, ente
         "running the first step",
         "evaluating the validation set",
         "saving checkpoint-1",
+        "running step 2",
         "saving checkpoint-2",
         "checking the weights",
         "writing the export",

@@ -12,11 +12,19 @@ from rich.console import Console
 from rptrain.runs.events import Step
 from rptrain.runs.pace import REPORTS
 from rptrain.train.progress import ProgressDisplay, closing_lines
+from rptrain.utils import phases
 from rptrain.utils.units import format_duration
 
 from ..tui.recorded import make_run
 
 STEPS = [Step(n, 4.0 / n, 1e-3, 1.0, 8, 8, 1234.5, skipped=n == 3, time=10.0 * n) for n in (1, 2, 3)]
+
+
+RUNNING = phases.Phase("running step 3", 128, "micro-batch", done=37, share=0.29, left=130.0, repeats=True)
+
+
+def progress_on_terminal() -> ProgressDisplay:
+    return ProgressDisplay(60, console=Console(file=io.StringIO(), force_terminal=True, width=120, _environ={}))
 
 
 def progress(total: int, *, terminal: bool = False, quiet: bool = False) -> str:
@@ -49,6 +57,16 @@ def test_the_remaining_time_is_that_of_the_latest_pace():
     lines = out.getvalue().splitlines()
     assert not any("ETA" in line for line in lines[:4])
     assert lines[-1].endswith(f"ETA {format_duration(10 * (100 - later[-1].step))}")
+
+
+def test_a_step_that_takes_long_has_its_progress_in_the_place_of_the_speed(monkeypatch):
+    monkeypatch.setattr(phases, "REPEATED", 0.0)
+    with progress_on_terminal() as shown, phases.during(RUNNING):
+        shown.update(STEPS[1])
+        shown.look()
+        assert bar(shown) == (2, "step 2/60  loss 2.0000  37/128 micro-batches, 2 m 10 s left")
+    shown.look()
+    assert bar(shown) == (2, "step 2/60  loss 2.0000  1,234 tokens/s")
 
 
 def test_control_characters_of_names():

@@ -116,15 +116,15 @@ class Now:
         (0, 40.0, 60.0, 0.0, False, False, False),
     ],
     ids=[
-        "in time",
+        "in-time",
         "late",
-        "save late",
-        "after a while",
-        "nothing to save",
-        "nothing to save at the end",
+        "save-late",
+        "after-a-while",
+        "nothing-to-save",
+        "nothing-to-save-at-the-end",
         "unknown",
-        "unknown at the end",
-        "several processes",
+        "unknown-at-the-end",
+        "several-processes",
     ],
 )
 def test_which_steps_are_dropped(monkeypatch, saved, left, waited, save, alone, drops, late):

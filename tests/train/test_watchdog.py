@@ -102,7 +102,8 @@ def test_a_report_that_hangs_does_not_keep_the_process(tmp_path):
     ("before", "step"), [("", 7), ("saved.append(8); log.write(CheckpointSaved(8, 'checkpoints/checkpoint-8')); ", 8)]
 )
 def test_the_third_signal_names_the_last_checkpoint_and_how_to_resume(tmp_path, before: str, step: int):
-    body = f"{before}PROCESS.close(); [(signal.raise_signal(number), time.sleep(0.3)) for number in (1, 2, 15)]; time.sleep(1000)"
+    signals = "[(signal.raise_signal(number), time.sleep(0.3)) for number in (1, 2, 15)]"
+    body = f"{before}PROCESS.close(); {signals}; time.sleep(1000)"
     code, out, err = stalled(tmp_path, body, action="report")
     assert (code, out) == (130, "") and err.endswith(f"\ninterrupted\nresume from {step}\n")
     told = last(tmp_path)

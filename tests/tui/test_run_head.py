@@ -84,6 +84,19 @@ async def test_a_long_phase_is_shown_in_place_of_the_numbers(tmp_path: Path, wid
 
 
 @driven
+async def test_the_progress_of_a_step_is_shown_behind_the_numbers(tmp_path: Path):
+    view = RunView(make_run(tmp_path, "support", steps=5, total=2000))
+    step = Work("running step 6: 37 of 128 micro-batches, 29%, 2 m 10 s left", 0.29, beside=True)
+    view.recent.append(replace(view.recent[-1], work=step))
+    head = run_head.RunHead()
+    async with Page(head).run_test(size=(90, 4)) as pilot:
+        head.show(view, view.state)
+        await pilot.pause()
+        line = widget_text(head).splitlines()[1].rstrip()
+    assert line.endswith(f"   {step.text}") and "loss" in line.removesuffix(step.text)
+
+
+@driven
 @pytest.mark.parametrize("state", ["dead", "failed", "replay"])
 async def test_no_phase_is_shown_of_a_process_that_does_not_run(tmp_path: Path, state: str):
     view = RunView(make_run(tmp_path, "support", steps=5, total=2000))

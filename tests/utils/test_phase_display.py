@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rptrain.utils import phase_display, phases
 from rptrain.utils.phase_display import PERIOD_KEY, PhaseDisplay
-from rptrain.utils.phases import Phase, phase
+from rptrain.utils.phases import Phase, during, is_sentence, phase
 
 
 class Shown:
@@ -76,6 +76,19 @@ def test_parts_of_a_phase_share_its_lines_and_phases_that_follow_have_their_own(
         with phase("packing sequences", unit="") as one:
             shown.last(one, 3)
     assert [line.partition(":")[0] for line in shown.lines] == ["hashing a", "packing sequences"]
+
+
+def test_phases_that_repeat_have_lines_only_while_they_last_long(shown: Shown):
+    """As steps: those of a few seconds would double the lines of a log."""
+    with shown.open():
+        for seconds in (9, 25):
+            with during(Phase(f"running step {seconds}", 100, "micro-batch", repeats=True)) as one:
+                shown.last(one, seconds)
+    assert shown.lines == [
+        "running step 25: 40 of 100 micro-batches, 40%, 15 s left",
+        "running step 25: 80 of 100 micro-batches, 80%, 5 s left",
+    ]
+    assert all(map(is_sentence, shown.lines))
 
 
 def test_the_interface_gets_a_line_per_second(shown: Shown):
