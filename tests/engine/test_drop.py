@@ -67,6 +67,14 @@ def hold(engine, gate, steps):
     return engine.hold()
 
 
+def hold_before_update(engine, gate, steps):
+    """An update that could begin from now on does not."""
+    applied = hold(engine, gate, steps)
+    gate.opened.set()
+    tools.wait_for(lambda: not engine._optimizer._thread.is_alive() or engine.ended(steps, 0.0))
+    return applied
+
+
 def hold_in_update(engine, gate, steps):
     """An update that has begun ends first."""
     found = []
@@ -85,9 +93,10 @@ def hold_in_update(engine, gate, steps):
         ("embedding m2", 4, hold, 3),
         ("gradient rows m0", 3, hold, 2),
         ("optimizer update of layers.1", 3, hold_in_update, 3),
+        ("gradient rows m3", 3, hold_before_update, 2),
         ("embedding m0", 1, hold, 0),
     ],
-    ids=["forward", "backward", "update", "first"],
+    ids=["forward", "backward", "update", "before-update", "first"],
 )
 def test_a_dropped_step_leaves_the_state_before_it(place, visit, look, steps, kind, tmp_path):
     """And the steps that follow from there have the bits of an undisturbed run."""
@@ -116,7 +125,7 @@ def test_the_progress_of_a_step_counts_its_own_micro_batches():
             engine.step(1e-3)
         assert gate.reached.wait(tools.PATIENCE)
         assert engine.ended(0, tools.PATIENCE) and not engine.ended(1, 0.0)
-        tools.wait_for(lambda: "waits for boundary" in engine.waiting().get("cpu:1", ""))
+        tools.wait_for(lambda: engine.progress(1).computed > 0)
         first, second = engine.progress(0), engine.progress(1)
         gate.opened.set()
         engine.synchronize()

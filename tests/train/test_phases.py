@@ -89,7 +89,6 @@ def test_what_takes_long_in_a_run_is_a_phase_with_its_share(tmp_path: Path, ente
         "running the first step",
         "evaluating the validation set",
         "saving checkpoint-1",
-        "running step 2",
         "saving checkpoint-2",
         "checking the weights",
         "writing the export",
