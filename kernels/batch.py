@@ -12,7 +12,8 @@ IGNORED = -100  # a label that is not supervised
 class Batch:
     """M micro-batches of `sequences` sequences of `length` tokens each; T = sequences * length.
 
-    Documents never cross a sequence. Padding at a sequence's end is a document of its own, with ignored labels.
+    Documents never cross a sequence. Padding at a sequence's end is a document of its own, with ignored labels. A short
+    batch, such as the last one of an epoch, has fewer micro-batches than the other steps: its `full` is their number.
     """
 
     input_ids: Tensor  # int64 [M, T]
@@ -25,6 +26,7 @@ class Batch:
     seed: int = 0  # with the step, determines dropout masks
     step: int = 0  # over the whole training run, from 0
     numbers: tuple[int, ...] | None = None  # of the micro-batches in the step, if they are only some of them
+    full: int = 0  # micro-batches of a step of the config; 0: as many as this one has
 
     @property
     def tokens(self) -> int:

@@ -15,7 +15,7 @@ from rptrain.bench.report import Copied, Report, Startup
 from rptrain.bench.timeline import copied, lanes, updates
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Eval, TrainSet
-from rptrain.data.loader import RANDOM
+from rptrain.data.loader import RANDOM, RANDOM_ROWS
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import Pending
 from rptrain.engine.meter import Meter
@@ -143,11 +143,12 @@ def _time_steps(engine: Engine, job: Job, tell: Callable[[str], object], text: s
 
 def _prepare(resolved: Resolved) -> Job:
     """The job with random weights and tokens. It needs no disk space, because nothing is saved."""
-    config = resolved.config
+    config, batch = resolved.config, resolved.config.train.global_batch_size
+    random = TrainSet(path=RANDOM, weight=batch * max(1, RANDOM_ROWS // batch) / RANDOM_ROWS)  # no step is short
     given = config.model_copy(
         update={
             "model": config.model.model_copy(update={"init": "random"}),
-            "data": config.data.model_copy(update={"train": (TrainSet(path=RANDOM),), "chat_template": None}),
+            "data": config.data.model_copy(update={"train": (random,), "chat_template": None}),
             "eval": Eval(),
         }
     )

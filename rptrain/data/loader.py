@@ -39,8 +39,9 @@ RANDOM_ROWS = 256  # sequences in the built-in set of random tokens
 class Batches:
     """The batch of every step, computed from the number of the step alone: there is no state to store.
 
-    Each epoch draws every sequence as often as its weight says, in an order that depends on `seed` and the epoch. A
-    short last batch is filled with padding, whose labels are ignored.
+    Each epoch draws every sequence as often as its weight says, in an order that depends on `seed` and the epoch. Its
+    last batch can be short: it has fewer micro-batches, and the last of them is filled with padding, whose labels are
+    ignored.
     """
 
     def __init__(self, sequences: Sequences, micro_batch_size: int, global_batch_size: int, seed: int):
@@ -55,7 +56,12 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-sum(map(drawn, self.sequences.groups)) // self.global_batch_size)
+        return -(-self.per_epoch // self.global_batch_size)
+
+    @property
+    def per_epoch(self) -> int:
+        """The sequences of an epoch."""
+        return sum(map(drawn, self.sequences.groups))
 
     def order(self, epoch: int) -> np.ndarray:
         """The sequences of an epoch in training order."""
@@ -88,8 +94,8 @@ class Batches:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step. Steps count from 0 over all epochs."""
-        size, length = self.global_batch_size, self.sequences.length
-        chosen = self.taken(step)
+        chosen, length = self.taken(step), self.sequences.length
+        size = -(-len(chosen) // self.micro_batch_size) * self.micro_batch_size
         input_ids = torch.full((size, length), self.sequences.pad_id, dtype=torch.int64)
         labels = torch.full((size, length), IGNORED, dtype=torch.int64)
         input_ids[: len(chosen)], labels[: len(chosen)] = self.sequences.take(chosen.tolist())
@@ -109,6 +115,7 @@ class Batches:
             supervised=int(self.sequences.supervised[chosen].sum()),
             seed=self.seed,
             step=step,
+            full=self.global_batch_size // self.micro_batch_size,
         )
 
 

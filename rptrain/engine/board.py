@@ -14,6 +14,7 @@ from typing import Any
 from rptrain.engine.errors import Aborted
 
 HISTORY = 4  # payloads kept for each key; at most two iterations are in progress
+SKIPPED = object()  # the payload of a number whose work was left out: it gets that of the number before
 
 
 class Board:
@@ -41,9 +42,15 @@ class Board:
             history[number] = payload
             while count + 1 in history:
                 count += 1
+                if history[count] is SKIPPED:
+                    history[count] = history.get(count - 1)
                 history.pop(count - HISTORY, None)
             self._counts[key] = count
             self._notify(key)
+
+    def skip(self, key: Hashable, number: int) -> None:
+        """Publishes a number whose work is left out. Whoever waits for it gets the payload of the number before."""
+        self.publish(key, number, SKIPPED)
 
     def publish_constant(self, key: Hashable, payload: Any = None) -> None:
         """Publishes every number under `key`, with this payload."""

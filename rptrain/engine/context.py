@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rptrain.engine.board import Board
 from rptrain.engine.devices.base import Probe
 from rptrain.engine.errors import Aborted, EngineError
+from rptrain.engine.iteration import Iteration
 from rptrain.engine.recorder import Recorder
 from rptrain.engine.store import ModelStore
 from rptrain.engine.transfer.boundary import BoundaryBuffers
@@ -59,6 +60,16 @@ class Context:
 
     def aborted(self) -> bool:
         return self.board.aborted
+
+    def skip(self, iteration: Iteration) -> None:
+        """Leaves out, on the board, what a short iteration does not compute."""
+        plan, number = self.plan, iteration.number
+        for m in range(iteration.micro_batches, plan.micro_batches):
+            self.buffers.skip(self.board, number, m)
+        rounds = {slot.round for slot in plan.slots(number, iteration.micro_batches)}
+        for r in range(plan.rounds):
+            if r not in rounds:
+                self.board.skip(("loss", r), number)
 
     def read_version(self, iteration: int) -> int:
         """The version of the weights that an iteration computes with."""

@@ -186,7 +186,8 @@ class EmbeddingWorker:
             generation = context.board.wait(("version", 0), context.read_version(iteration.number))
             table = context.store.units[0].views[generation]["embed"]
             for m in context.plan.arrivals(context.plan.concurrent):
-                self._submit_parts(iteration.number, m, table, ids[m])
+                if m < iteration.micro_batches:
+                    self._submit_parts(iteration.number, m, table, ids[m])
 
     def _submit_parts(self, iteration: int, m: int, table: Tensor, ids: Sequence[Tensor]) -> None:
         context = self._context

@@ -195,7 +195,9 @@ class Engine:
         return self._optimizer.loss_scale
 
     def forward_backward(self, batch: Batch) -> PendingLoss:
-        """Starts an iteration. The handle returns the loss (float), the mean over the batch's supervised tokens."""
+        """Starts an iteration of the plan's micro-batches or fewer. The handle returns the loss (float), the mean over
+        the batch's supervised tokens.
+        """
         self._check()
         self._check_size(batch)
         if self._next != self._steps:
@@ -204,7 +206,8 @@ class Engine:
             self._wait(("step",), self._next - ITERATIONS_AHEAD)
         iteration = self._iteration(batch)
         self._next += 1
-        self._context.recorder.submit(iteration.number, len(iteration.documents))
+        self._context.recorder.submit(iteration.number, iteration.micro_batches)
+        self._context.skip(iteration)
         for thread in self._threads:
             thread.submit(iteration)
 
@@ -248,13 +251,14 @@ class Engine:
         """The iteration of a step's batch, or of the micro-batches of this process."""
         own = batch if self._shared is None else self._shared.share.batch(batch, self.plan)
         dtype = accumulate_dtype(self.store.dtype)
-        return make_iteration(self._next, own, dtype, pin=self._cuda, step_ids=batch.input_ids)
+        return make_iteration(self._next, own, dtype, pin=self._cuda, whole=batch)
 
     def _check_size(self, batch: Batch) -> None:
         groups = self.plan.replicas if self._shared is None else self._shared.share.replicas
         expected = (self.plan.micro_batches // self.plan.replicas * groups, self._tokens)
-        if tuple(batch.input_ids.shape) != expected:
-            raise ValueError(f"the batch is {tuple(batch.input_ids.shape)}, the plan is for {expected}")
+        count, tokens = batch.input_ids.shape
+        if not 1 <= count <= expected[0] or tokens != expected[1]:
+            raise ValueError(f"the batch is {(count, tokens)}, the plan is for {expected} at most")
 
     def synchronize(self) -> None:
         """Waits until every step was applied; `store` then holds W_T (and, in async, W_{T-1})."""
@@ -288,10 +292,10 @@ class Engine:
         self._context.board.abort()
 
     def evaluate(self, batch: Batch) -> float:
-        """Returns the loss of a batch of a step's size, summed over its supervised tokens.
+        """Returns the loss of a batch of a step's size or less, summed over its supervised tokens.
 
         Runs the forward pass with the newest weights, W_T, and waits for them. Training is not affected. Raises
-        RuntimeError between `forward_backward` and its `step`, and ValueError for a batch of another size.
+        RuntimeError between `forward_backward` and its `step`, and ValueError for a larger batch.
         """
         if self._next != self._steps:
             raise RuntimeError("call step() before evaluate()")

@@ -53,9 +53,10 @@ class Evaluator:
         table = units[0].views[units[0].current]["embed"]
         self._inputs.upload(iteration, device.activation_upload)
         at_once = plan.round_size * plan.replicas
-        for first in range(0, plan.micro_batches, at_once):
+        count = iteration.micro_batches
+        for first in range(0, count, at_once):
             # every N-th of these, so that no two devices share host buffers
-            mine = range(first + self._index, first + at_once, plan.devices)
+            mine = range(first + self._index, min(first + at_once, count), plan.devices)
             hidden = {m: context.buffers.locate(Access(0, 0), 0, m)[0] for m in mine}
             sent: dict[int, Event] = {}
             if self._staging is not None:
@@ -85,7 +86,7 @@ class Evaluator:
                 read.synchronize()  # rounds share the buffers, and the driver's queues fill
         download = device.activation_download
         download.wait(device.compute.record())
-        for m in (m for m in range(plan.micro_batches) if m % at_once % plan.devices == self._index):
+        for m in (m for m in range(count) if m % at_once % plan.devices == self._index):
             target, source = iteration.losses[m], self._losses[m]
             download.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
         download.record().synchronize()

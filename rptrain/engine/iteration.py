@@ -27,11 +27,16 @@ class Iteration:
     sequences: int
     length: int
     supervised: int
-    losses: Tensor  # [M], sums over each micro-batch, written by the fused stage's device
+    losses: Tensor  # sums over each micro-batch, written by the fused stage's device; a short step's end with zeros
     losses_sent: list[Event]  # one per round that was issued
     step_ids: Tensor  # int64, input_ids of all micro-batches of the step, of which other processes may compute some
     numbers: Sequence[int]  # of the micro-batches among them
-    step_losses: list[Tensor]  # [micro-batches of the step], once other processes have sent theirs
+    step_losses: list[Tensor]  # [full], once other processes have sent theirs
+    full: int  # micro-batches of a step of the config, of which a short one has fewer
+
+    @property
+    def micro_batches(self) -> int:
+        return len(self.input_ids)
 
     @property
     def scale(self) -> float:
@@ -58,12 +63,13 @@ def iteration_bytes(micro_batches: int, tokens: int) -> int:
 
 
 def make_iteration(
-    number: int, batch: Batch, dtype: torch.dtype, *, pin: bool, step_ids: Tensor | None = None
+    number: int, batch: Batch, dtype: torch.dtype, *, pin: bool, whole: Batch | None = None
 ) -> Iteration:
     """An iteration from a batch, with index tensors that devices can read: page-locked for CUDA, as far as possible.
 
-    `step_ids`: the tokens of the whole step, if the batch has only some of its micro-batches.
+    `whole`: the batch of the step, if `batch` has only some of its micro-batches.
     """
+    whole = whole or batch
     micro_batches, tokens = batch.input_ids.shape
     cu_seqlens = torch.full((micro_batches, tokens + 1), tokens, dtype=torch.int32)
     cu_seqlens[:, 0] = 0
@@ -71,11 +77,11 @@ def make_iteration(
         cu_seqlens[m, 1 : len(lengths) + 1] = torch.tensor(lengths).cumsum(0)
     seed = batch.seed & (2**63 - 1)  # any int is allowed
     numbers = range(micro_batches) if batch.numbers is None else batch.numbers
-    samples = torch.tensor([[seed, batch.step, m * batch.sequences] for m in numbers])
-    losses = torch.zeros(micro_batches, dtype=dtype)
+    samples = torch.tensor([[seed, batch.step, m * batch.sequences] for m in numbers], dtype=torch.int64).view(-1, 3)
+    losses = torch.zeros(batch.full or micro_batches, dtype=dtype)
 
     def place(tensor: Tensor) -> Tensor:
-        return page_locked(tensor) if pin else tensor
+        return page_locked(tensor) if pin and tensor.numel() else tensor
 
     return Iteration(
         number,
@@ -90,9 +96,10 @@ def make_iteration(
         batch.supervised,
         place(losses),
         [],
-        batch.input_ids if step_ids is None else step_ids,
+        whole.input_ids,
         numbers,
         [],
+        whole.full or len(whole.input_ids),
     )
 
 

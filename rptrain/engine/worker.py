@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -142,32 +143,41 @@ class Worker:
     def _main(self) -> None:
         numa.bind(numa.topology().near(self._device.numa_node))
         self._device.enter()
-        program = self._program()
-        number, slot = next(program)
-        upload = self._upload(number, slot, 0)
-        iteration = self._take(upload)
-        while iteration is not None:
-            while iteration.number < number:  # iterations in which this device has no slot
-                iteration = self._take(upload)
-                if iteration is None:
-                    return
-            following_number, following = next(program)
-            following_upload = self._upload(following_number, following, self._turn + 1)
-            self._where = str(slot)
-            self._run(iteration, slot, self._turn % 2, upload, following_upload)
-            self._turn += 1
-            slot, upload = following, following_upload
-            if following_number != number:
-                number = following_number
-                iteration = self._take(upload)
+        number, following = self._first_after(-1)
+        upload = self._upload(number, following, 0)
+        while (iteration := self._take(upload)) is not None:
+            if iteration.number < number:  # this device has no slot in it
+                continue
+            slots = self._slots(iteration.number, iteration.micro_batches)
+            if not slots or slots[0].index != following.index:  # the slot before was expected in vain
+                self._drop(upload)
+                upload = None
+            number, following = self._first_after(iteration.number)
+            program = [*((iteration.number, slot) for slot in slots), (number, following)]
+            for (_, slot), then in pairwise(program):
+                upload = upload or self._upload(iteration.number, slot, self._turn)
+                following_upload = self._upload(*then, self._turn + 1, len(slot.micro_batches))
+                self._where = str(slot)
+                self._run(iteration, slot, self._turn % 2, upload, following_upload)
+                self._turn += 1
+                upload = following_upload
+            upload = upload or self._upload(number, following, self._turn)
 
-    def _program(self) -> Iterator[tuple[int, Slot]]:
-        number = 0
-        while True:
-            for slot in self._context.plan.slots(number):
-                if slot.device == self._index:
-                    yield number, slot
+    def _slots(self, number: int, micro_batches: int | None = None) -> list[Slot]:
+        """The slots of the device in an iteration with this many micro-batches, by default all of the plan."""
+        return [slot for slot in self._context.plan.slots(number, micro_batches) if slot.device == self._index]
+
+    def _first_after(self, number: int) -> tuple[int, Slot]:
+        """The first slot of the device after an iteration, with its own, if the next iterations are not short."""
+        while not (slots := self._slots(number + 1)):
             number += 1
+        return number + 1, slots[0]
+
+    def _drop(self, upload: Upload) -> None:
+        """Leaves out the rest of an upload, except what is read from files, in the order of its requests."""
+        if self._staging is not None:
+            self._flush()
+            upload.finish()
 
     def _take(self, upload: Upload) -> Iteration | None:
         """Returns the next iteration. Before it blocks, it sends pending gradients to the optimizer.
@@ -187,10 +197,11 @@ class Worker:
         self._inputs.upload(iteration, self._device.activation_upload)
         return iteration
 
-    def _upload(self, number: int, slot: Slot, turn: int) -> Upload:
+    def _upload(self, number: int, slot: Slot, turn: int, count: int = 1) -> Upload:
+        """The upload for a slot, in `count` windows."""
         layout = self._layouts[slot.stage_index]
         target = self._params.part(turn % 2, layout.size)
-        return Upload(self._context, self._device, layout, number, slot, target, self._staging)
+        return Upload(self._context, self._device, layout, number, slot, target, self._staging, count)
 
     def _flush(self) -> None:
         if self._download is not None:
@@ -225,6 +236,10 @@ class Worker:
         if stage.kind == "FB" and self._losses_read is not None:
             device.compute.wait(self._losses_read)
         other = self._param_read[1 - parity]
+        if not slot.micro_batches:
+            self._drop(upload)
+            if other is not None:
+                device.param_upload.wait(other)
         for m in slot.micro_batches:
             self._where = f"{slot} micro-batch {m}"
             if len(self._ahead) == MICRO_BATCHES_AHEAD:
@@ -239,7 +254,8 @@ class Worker:
             if self._download is not None:
                 self._download.issue(left)
             self._recorder.issued()
-        self._param_read[parity] = self._ahead[-1]
+        if slot.micro_batches:
+            self._param_read[parity] = self._ahead[-1]
         if stage.backward:
             self._end_sums(iteration, slot, layout, end)
         if stage.kind == "FB":
@@ -345,7 +361,7 @@ class Worker:
         if stage.kind == "FB" or balanced:
             scale *= self._wait(("scale",), self._context.read_version(iteration.number))
         if balanced:
-            share = scale * max(iteration.supervised, 1) / len(iteration.step_ids)
+            share = scale * max(iteration.supervised, 1) / iteration.full
             self._device.compute.run("", lambda: self._inputs.balance.fill_(share))
         return scale
 

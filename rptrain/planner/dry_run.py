@@ -1,20 +1,27 @@
 """`rptrain --dry-run`: what `rptrain plan` refuses, without the plan."""
 
+import logging
+
 from rptrain.config.resolve import DEFAULT, Resolved
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.preflight import config_error
 from rptrain.planner.refusals import Refusal
 from rptrain.planner.report import report
 
+log = logging.getLogger(__name__)
+
 KEYS = {"host memory": "engine.host_limit", "GPU memory": "engine.vram_limit", "disk space": "save.output_dir"}
 HEADING = "the run cannot start, for {count} reasons"
 
 
 def check_run(resolved: Resolved) -> None:
-    """Plan the run and check what training checks before it starts. Raises ConfigError with all mistakes, with what
-    does not fit, and with advice for that.
+    """Plan the run and check what training checks before it starts. Logs warnings.
+
+    Raises ConfigError with all mistakes, with what does not fit, and with advice for that.
     """
     found = report(resolved, MachineFlags())
+    for warning in found.warnings:
+        log.warning(warning)
     too_small = list(found.memory.problems(resumed=found.hardware.saved > 0))
     if found.problem is not None:
         too_small.append(("GPU memory", found.problem))

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from rptrain.config.schema import Config
 from rptrain.data.amount import Amount
-from rptrain.utils.text import counted
+from rptrain.planner import short_steps
+from rptrain.utils.text import about, counted, counted_about
 from rptrain.utils.units import format_about, format_duration, format_epochs, format_percent
 
 MANY_EPOCHS = 50  # passes over the data that are probably not meant
@@ -22,6 +23,7 @@ class RunLength:
 
     steps: int
     sequences: int  # of all steps
+    per_step: int  # sequences of a step; the last one of an epoch can have fewer
     seconds: float | None  # of all steps; None without a plan
     epochs: float | None
     steps_per_epoch: int | None
@@ -38,9 +40,9 @@ class RunLength:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def at_speed(self, tokens_per_second: float, run: str, tokens_per_step: int) -> Self:
-        """With the time that it takes at the speed of an earlier run, padding included."""
-        return replace(self, measured_seconds=self.steps * tokens_per_step / tokens_per_second, measured_in=run)
+    def at_speed(self, tokens_per_second: float, run: str, length: int) -> Self:
+        """With the time that it takes at the speed of an earlier run, for sequences of `length` tokens with padding."""
+        return replace(self, measured_seconds=self.sequences * length / tokens_per_second, measured_in=run)
 
 
 def total_steps(config: Config, steps_per_epoch: int) -> int:
@@ -48,20 +50,32 @@ def total_steps(config: Config, steps_per_epoch: int) -> int:
     return config.train.max_steps or max(1, ceil(config.train.num_epochs * steps_per_epoch))
 
 
-def length_of(config: Config, amount: Amount | None, seconds_per_step: float | None) -> RunLength | None:
-    """The length of a run; None if it depends on data of an unknown amount."""
+def length_of(
+    config: Config, amount: Amount | None, seconds_per_step: float | None, seconds_of_last: float | None = None
+) -> RunLength | None:
+    """The length of a run; None if it depends on data of an unknown amount.
+
+    `seconds_of_last`: the last step of an epoch, if it has fewer sequences; by default as long as the others.
+    """
+    batch = config.train.global_batch_size
     if amount is None:
         if config.train.max_steps is None:
             return None
-        steps, of_data = config.train.max_steps, (None, None, None, None)
+        steps, short, of_data = config.train.max_steps, 0, (None, None, None, None)
+        sequences = steps * batch
     else:
         steps = total_steps(config, amount.steps_per_epoch)
-        tokens = round(steps * config.tokens * amount.filled)
+        epochs, rest = divmod(steps, amount.steps_per_epoch)
+        sequences = epochs * amount.sequences + rest * batch
+        short = epochs if amount.sequences % batch else 0
+        tokens = round(sequences * config.data.max_length * amount.filled)
         of_data = steps / amount.steps_per_epoch, amount.steps_per_epoch, amount.samples, tokens
-    seconds = None if seconds_per_step is None else steps * seconds_per_step
-    sequences = steps * config.train.global_batch_size
+    seconds = None
+    if seconds_per_step is not None:
+        seconds = (steps - short) * seconds_per_step + short * (seconds_of_last or seconds_per_step)
     exact, fixed = amount is None or amount.exact, config.train.max_steps is not None
-    found = RunLength(steps, sequences, seconds, *of_data, exact=exact, fixed=fixed)
+    per_step = batch if amount is None else min(batch, amount.sequences)
+    found = RunLength(steps, sequences, per_step, seconds, *of_data, exact=exact, fixed=fixed)
     if amount is None or not amount.longest:
         return found
     return replace(found, filled=amount.filled, longest=amount.longest, shorter=_shorter(config, amount, found))
@@ -84,7 +98,7 @@ def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
     """What is probably not meant, as sentences."""
     warm_up = config.optim.warmup_steps
     if warm_up >= 1 and warm_up >= length.steps:
-        steps = _number(length.steps, length.exact or length.fixed)
+        steps = about(length.steps, exact=length.exact or length.fixed)
         yield (
             f"the warm-up of {warm_up:,.0f} steps is not shorter than the run of {steps} steps: the learning rate "
             "never reaches its peak. Set optim.warmup_steps to a fraction, such as 0.03"
@@ -95,19 +109,8 @@ def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
             f"the run has only {counted(length.steps, 'step')}, in which a model learns little: lower "
             f"train.global_batch_size,{shorter} or raise train.num_epochs{_enough(length)}"
         )
-    batch = config.train.global_batch_size
-    divided = config.data.overlong == "split"  # a sample may be several sequences
-    if (
-        length.exact
-        and length.steps_per_epoch == 1
-        and length.samples is not None
-        and length.samples < batch
-        and not divided
-    ):
-        yield (
-            f"the data has only {counted(length.samples, 'sample')}, fewer than a batch of train.global_batch_size = "
-            f"{batch:,}: the rest of each batch is padding"
-        )
+    if few := short_steps.warning(config, length.per_step, exact=length.exact):
+        yield few
     if length.shorter and not config.data.packing and length.filled is not None and length.longest is not None:
         yield (
             f"{format_percent(1 - length.filled)} of the sequences is padding: the longest sample has "
@@ -115,7 +118,7 @@ def warnings_of(config: Config, length: RunLength) -> Iterator[str]:
         )
     if length.epochs is not None and length.epochs >= MANY_EPOCHS:
         key = "train.max_steps" if length.fixed else "train.num_epochs"
-        times = _number(round(length.epochs), length.exact or not length.fixed)
+        times = about(round(length.epochs), exact=length.exact or not length.fixed)
         yield f"the run repeats its data {times} times, and will learn it by heart: lower {key}, or add data"
 
 
@@ -129,15 +132,16 @@ def _enough(length: RunLength) -> str:
 
 def sentences(config: Config, length: RunLength) -> Iterator[str]:
     """The length of a run in words. What is estimated is "about" so much."""
-    exact = length.exact
-    unit = "step" if length.steps == 1 else "steps"
-    steps = f"{_number(length.steps, exact or length.fixed)} {unit} of {config.train.global_batch_size:,} sequences"
+    exact, whole = length.exact, length.per_step == config.train.global_batch_size
+    steps = (
+        f"{counted_about(length.steps, 'step', exact=exact or length.fixed)} of "
+        f"{counted_about(length.per_step, 'sequence', exact=exact or whole)}"
+    )
     if length.epochs is not None and length.samples is not None:
         epochs = f"{'' if exact or not length.fixed else 'about '}{format_epochs(length.epochs)}"
-        unit = "sample" if length.samples == 1 else "samples"
-        steps += f": {epochs} of {_number(length.samples, exact)} {unit}"
+        steps += f": {epochs} of {counted_about(length.samples, 'sample', exact=exact)}"
     yield steps[0].upper() + steps[1:]
-    parts = [] if length.tokens is None else [f"{_number(length.tokens, exact)} tokens without padding"]
+    parts = [] if length.tokens is None else [f"{about(length.tokens, exact=exact)} tokens without padding"]
     parts += [] if length.seconds is None else [_duration(length)]
     if parts:
         text = "; ".join(parts)
@@ -150,8 +154,3 @@ def _duration(length: RunLength) -> str:
         return f"{format_about(length.seconds)} in total"
     measured, planned = format_about(length.measured_seconds), format_duration(length.seconds)
     return f"{measured} in total at the speed measured in the run {length.measured_in} (planned: {planned})"
-
-
-def _number(count: int, exact: bool) -> str:
-    """A count; an estimated one with three digits."""
-    return f"{count:,}" if exact else f"about {round(count, 3 - len(str(count))):,}"

@@ -66,7 +66,7 @@ from rptrain.models.layers import balance
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelShape
-from rptrain.planner import auto
+from rptrain.planner import auto, short_steps
 from rptrain.planner.advice import Advice, advise
 from rptrain.planner.choose import DTYPES, RunPlan
 from rptrain.planner.disk import DiskReading, disk_reading
@@ -112,6 +112,7 @@ class PlanReport:
     """The plan of a config, and whether it fits. Without a plan, `run` is None and `problem` says why."""
 
     config: Config  # without "auto"
+    sized: Config  # the same with the micro-batches that steps have: fewer if there are few data
     spec: ModelShape
     hardware: Hardware  # the devices that a round keeps busy
     asked: int  # all devices, including unused ones
@@ -149,6 +150,13 @@ class PlanReport:
         return f"times measured in {self.measured}" if self.measured else f"profile of {card.name}"
 
     @property
+    def tokens_per_second(self) -> float:
+        """Tokens that a step computes, by the planned time of a step. There must be a plan."""
+        assert self.run is not None
+        amount = self.readiness.amount
+        return short_steps.tokens_of(self.config, amount and amount.sequences) / self.run.estimate.period
+
+    @property
     def ridge(self) -> float:
         machine = self.hardware.machine
         return ridge(machine.card.peak.bf16, machine.link)
@@ -178,7 +186,7 @@ class PlanReport:
                 "text": str(self.run.plan),
                 "stages": [{"kind": s.kind, "first": s.start, "last": s.stop - 1} for s in self.run.plan.stages],
                 "seconds_per_step": self.run.estimate.period,
-                "tokens_per_second": config.tokens / self.run.estimate.period,
+                "tokens_per_second": self.tokens_per_second,
                 "bubble": self.run.estimate.bubble,
                 "source": self.source,
                 "past": self.past and self.past.to_dict(),
@@ -214,7 +222,7 @@ class PlanReport:
                 "asked": self.asked,
                 "rates": self._rates(),
             },
-            "step": config.step_sizes(),
+            "step": self.sized.step_sizes(),
             "plan": plan,
             "length": self.length and self.length.to_dict(),
             "types": self._types(),
@@ -274,7 +282,14 @@ def report(
         measured = _of_a_node(source.times(choice, spec, hardware.used(choice)), nodes)
         return measured if flags.pcie is None else replace(measured, upload=None, download=None)
 
+    readiness = Readiness((), (), None)
     config, planned = auto.plan_auto(config, spec, hardware, times)
+    if hardware.here and nodes is None:
+        readiness = look(resolved, config, model_dir, spec)
+    amount = readiness.amount
+    given, config = config, short_steps.fitted(config, amount and amount.sequences)
+    if config != given:
+        planned = None
     used = hardware.used(config)
     folder = timings or (found[0].path if found else None)
     problem = run = verdict = reading = None
@@ -291,17 +306,20 @@ def report(
         problem, memory = str(error), least_memory(config, spec, hardware)
     if run is not None and hardware.gpus:
         verdict = judge(run.plan, run.costs, run.setting)
+    last = None
+    if run is not None and amount is not None:
+        run = short_steps.with_sequences(run, config, amount.sequences)
+        if rest := amount.sequences % given.train.global_batch_size:
+            last = short_steps.with_sequences(run, config, rest).estimate.period
     if run is not None and files is not None:
         itemsize = DTYPES[config.model.dtype].itemsize
         reading = disk_reading(files, spec, itemsize, run.plan, run.estimate.period, memory.host)
-    readiness, past = Readiness((), (), None), None
-    if hardware.here and nodes is None:
-        readiness = look(resolved, config, model_dir, spec)
-        past = past_speed(config, used.names)
-    length = length_of(config, readiness.amount, run and run.estimate.period)
+    past = past_speed(given, used.names) if hardware.here and nodes is None else None
+    length = length_of(given, amount, run and run.estimate.period, last)
     if length and past:
-        length = length.at_speed(past.tokens_per_second, past.run, config.tokens)
+        length = length.at_speed(past.tokens_per_second, past.run, given.data.max_length)
     return PlanReport(
+        given,
         config,
         spec,
         used,

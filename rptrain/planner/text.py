@@ -200,7 +200,7 @@ def step_sentence(sizes: dict[str, Any]) -> str:
 
 
 def _head(report: PlanReport) -> Iterator[str]:
-    config, hardware = report.config, report.hardware
+    config, hardware = report.sized, report.hardware
     yield model_sentence(config, report.spec)
     yield step_sentence(config.step_sizes())
     if hardware.devices < report.asked:
@@ -246,7 +246,7 @@ def _plan(report: PlanReport) -> Iterator[str]:
     yield describe(plan.stages)
     yield str(plan)
     yield (
-        f"{format_seconds(found.period)} per step, {format_rate(report.config.tokens / found.period)}, "
+        f"{format_seconds(found.period)} per step, {format_rate(report.tokens_per_second)}, "
         f"bubble {format_percent(max(found.bubble, 0))}: estimated with the {report.source}"
     )
     if report.past is not None:

@@ -53,10 +53,12 @@ class Slot:
     micro_batches: range
     group: int = 0  # of replicas
     turn: int = 0  # counts the rounds of the group within the iteration
+    turns: int = 1  # rounds of the group that end with this one: itself, and later ones that have no micro-batches
 
     def __str__(self) -> str:
-        first, last = self.micro_batches[0], self.micro_batches[-1]
-        return f"{self.index}:{self.stage}@{self.device}r{self.round}m{first}-{last}"
+        few = self.micro_batches
+        numbers = f"{few[0]}-{few[-1]}" if few else ""
+        return f"{self.index}:{self.stage}@{self.device}r{self.round}m{numbers}"
 
 
 class Computation(NamedTuple):
@@ -114,9 +116,15 @@ class Plan:
             for position in range(self.round_size):
                 yield from (r * self.round_size + position for r in rounds)
 
-    def slots(self, iteration: int) -> tuple[Slot, ...]:
-        """The slots of an iteration (counted from 0) in dispatch order."""
-        per_round = len(self.stages)
+    def slots(self, iteration: int, micro_batches: int | None = None) -> tuple[Slot, ...]:
+        """The slots of an iteration (counted from 0) in dispatch order.
+
+        An iteration with fewer `micro_batches` than M has the slots of those rounds only that have some. A group
+        without any has its first round all the same, with empty slots: its gradients are zero.
+        """
+        per_round, count = len(self.stages), self.micro_batches if micro_batches is None else micro_batches
+        # the rounds of each group that have micro-batches, but at least one
+        turns = [max(1, len(range(g * self.round_size, count, self._stride))) for g in range(self.replicas)]
         return tuple(
             Slot(
                 index=r * per_round + s,
@@ -124,13 +132,20 @@ class Plan:
                 stage=stage,
                 device=self._device(iteration, r, s),
                 round=r,
-                micro_batches=range(r * self.round_size, (r + 1) * self.round_size),
+                micro_batches=range(r * self.round_size, count)[: self.round_size],
                 group=r % self.replicas,
                 turn=r // self.replicas,
+                turns=self.turns - r // self.replicas if r // self.replicas == turns[r % self.replicas] - 1 else 1,
             )
             for r in range(self.rounds)
+            if r // self.replicas < turns[r % self.replicas]
             for s, stage in enumerate(self.stages)
         )
+
+    @property
+    def _stride(self) -> int:
+        """Micro-batches from the begin of a group's round to the begin of its next one."""
+        return self.round_size * self.replicas
 
     def _device(self, iteration: int, round: int, stage_index: int) -> int:
         if self.devices < self.replicas:

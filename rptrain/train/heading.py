@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rptrain.engine.distributed.peers import Peers
+from rptrain.planner.short_steps import tokens_of
 from rptrain.planner.text import describe, model_sentence
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.job import Job
@@ -46,5 +47,6 @@ def _plan(job: Job) -> str:
     devices = (
         f"{machine.devices} × {machine.card.name}" if job.hardware.gpus else counted(machine.devices, "CPU worker")
     )
-    speed = f"{format_seconds(estimate.period)} per step, {format_rate(job.config.tokens / estimate.period)}"
+    tokens = tokens_of(job.config, job.batches.per_epoch)
+    speed = f"{format_seconds(estimate.period)} per step, {format_rate(tokens / estimate.period)}"
     return f"{describe(plan.stages)} on {devices}; estimated: {speed}"

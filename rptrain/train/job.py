@@ -15,7 +15,9 @@ from rptrain.checkpoint.base_files import CONFIG, BaseFile, base_files, check_ba
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
 from rptrain.data import padding
+from rptrain.data.amount import amount_of
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set, validation_set
+from rptrain.data.excerpt import PLANNING, excerpt
 from rptrain.data.loader import RANDOM, Batches
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import load_template
@@ -27,7 +29,7 @@ from rptrain.kernels.toolchain import try_out
 from rptrain.models.layers import balance
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
-from rptrain.planner import auto
+from rptrain.planner import auto, short_steps
 from rptrain.planner.advice import advise
 from rptrain.planner.choose import DTYPES, RunPlan
 from rptrain.planner.hardware import Hardware, here
@@ -49,6 +51,7 @@ class Job:
     """A checked run: model shape and files, tokenized data, plan and memory."""
 
     config: Config
+    sized: Config  # the same with the micro-batches that steps have: fewer if there are few data
     model_dir: Path
     base: Mapping[str, BaseFile]  # the model's other files, read at the start: later changes do not reach checkpoints
     spec: ModelSpec
@@ -146,7 +149,12 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     own_eos, stops = eos.eos_ids(model_dir, spec.config, tokenizer), eos.stops(model_dir, spec.config)
     if config.eval.questions:
         check_questions(tokenizer)
-    plan, memory = _plan(config, spec, hardware)
+    try:
+        planned = _plan(config, spec, hardware)
+    except UserError:
+        if not _is_small(config, tokenizer):
+            raise
+        planned = None
     sequences, held_out = training_set(config, model_dir, spec.vocab_size, tokenizer)
     if config.data.val:
         held_out = validation_set(config, model_dir, spec.vocab_size, tokenizer)
@@ -154,7 +162,13 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     batches = batches_of(sequences, config)
     validation = None if held_out is None else batches_of(held_out, config)
     total = total_steps(config, batches.steps_per_epoch)
-    used = hardware.used(config)
+    most = max(one.per_epoch for one in (batches, validation) if one is not None)
+    sized = short_steps.fitted(config, most)
+    plan, memory = planned if planned is not None and sized == config else _plan(sized, spec, hardware)
+    plan = short_steps.with_sequences(plan, sized, batches.per_epoch)
+    if few := short_steps.warning(config, batches.per_epoch):
+        log.warning(few)
+    used = hardware.used(sized)
     found = sorted(sequences.rows.ends)
     if unknown := [token for token in found if token not in own_eos]:
         log.warning(eos.sentence(unknown, tokenizer))
@@ -166,6 +180,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     ends = () if tokenizer is None else eos.added(found, stops, tokenizer)
     return Job(
         config,
+        sized,
         model_dir,
         base,
         spec,
@@ -216,6 +231,15 @@ def _plan(config: Config, spec: ModelSpec, hardware: Hardware) -> tuple[RunPlan,
         advice = advise(config, spec, hardware, shape_of=trained_shape)
         raise UserError("\n".join(filter(None, (str(error), str(advice))))) from None
     return plan, memory
+
+
+def _is_small(config: Config, tokenizer: Any) -> bool:
+    """Whether the data seem to have fewer sequences than a step takes: the run may fit though a whole step does not."""
+    try:
+        amount = amount_of(config, [excerpt(source, config.data, tokenizer, PLANNING) for source in config.data.train])
+    except UserError:  # of the data, which are read once the plan fits
+        return False
+    return amount is not None and amount.sequences < config.train.global_batch_size
 
 
 def _texts(config: Config, sequences: Sequences) -> tuple[Stream, ...]:

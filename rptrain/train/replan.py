@@ -8,6 +8,7 @@ from typing import Self
 from rptrain.engine.meter import Measured
 from rptrain.planner.choose import RunPlan
 from rptrain.planner.memory import plan_run
+from rptrain.planner.short_steps import with_sequences
 from rptrain.planner.timings import Timings, load
 from rptrain.schedule.estimate import estimate
 from rptrain.train.job import Job
@@ -24,10 +25,11 @@ def replan(job: Job, measured: Measured) -> RunPlan:
 
     If the new plan does not fit in host memory, the job's own stages are kept, with a warning.
     """
-    plan, memory = plan_run(job.config, job.spec, job.hardware, measured)
+    plan, memory = plan_run(job.sized, job.spec, job.hardware, measured)
     present = estimate(plan.costs, job.plan.plan.stages, plan.setting)
     own = replace(job.plan, estimate=present, costs=plan.costs, setting=plan.setting)
-    if plan.estimate.period > present.period * (1 - MIN_GAIN):
+    own, plan = (with_sequences(run, job.sized, job.batches.per_epoch) for run in (own, plan))
+    if plan.estimate.period > own.estimate.period * (1 - MIN_GAIN):
         return own
     if memory.host.missing:
         log.warning(

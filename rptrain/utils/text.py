@@ -99,6 +99,16 @@ def plural(noun: str) -> str:
     return f"{noun}es" if noun.endswith("ch") else f"{noun}s"
 
 
+def about(number: int, *, exact: bool) -> str:
+    """A number, such as "1,234"; if it is not `exact`, with three digits: "about 1,230"."""
+    return f"{number:,}" if exact else f"about {round(number, 3 - len(str(number))):,}"
+
+
+def counted_about(number: int, noun: str, *, exact: bool) -> str:
+    """A number of things, such as "1,234 samples" or "about 1,230 samples"."""
+    return f"{about(number, exact=exact)} {noun}{'' if number == 1 else 's'}"
+
+
 def wrapped_parts(parts: Iterable[str], width: int) -> str:
     """Parts in lines of at most `width` columns, as many as fit in each, with two spaces between them.
 

@@ -93,21 +93,22 @@ def test_documents_positions_and_labels_agree(rows):
                 place += length
 
 
-def test_a_short_last_batch_is_padded(rows):
-    batches = Batches(rows, 2, 4, seed=3)
-    missing = batches.steps_per_epoch * 4 - len(rows)
-    assert missing
+@pytest.mark.parametrize("size", [4, 8])
+def test_only_the_last_micro_batch_is_padded(rows, size):
+    batches = Batches(rows, 2, size, seed=3)
     last = batches.batch(batches.steps_per_epoch - 1)
-    tail = slice(-missing * LENGTH, None)
+    assert len(rows) % 2 and last.full == size // 2
+    assert len(last.input_ids) == -(-(len(rows) % size) // 2) and last.tokens == last.input_ids.numel()
+    tail = slice(-LENGTH, None)
     assert not last.input_ids.flatten()[tail].any()
     assert last.labels.flatten()[tail].eq(IGNORED).all()
     assert last.documents[-1][-1] == LENGTH
 
 
 def test_fewer_rows_than_a_batch(rows):
-    batch = Batches(rows, 8, 64, seed=0).batch(5)
-    assert batch.input_ids.shape == (8, 8 * LENGTH) and batch.supervised == rows.supervised.sum()
-    assert batch.documents[-1] == (LENGTH,) * 8
+    batch, count = Batches(rows, 8, 64, seed=0).batch(5), -(-len(rows) // 8)
+    assert batch.full == 8 > count and batch.supervised == rows.supervised.sum()
+    assert batch.input_ids.shape == (count, 8 * LENGTH) and len(batch.documents) == count
 
 
 @pytest.mark.parametrize(("micro", "whole"), [(3, 4), (8, 4), (0, 4), (1, 0)])

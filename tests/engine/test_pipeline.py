@@ -163,7 +163,7 @@ def test_an_error_of_the_caller_ends_the_engine_at_once():
     before = {*threading.enumerate()}
     batches = plain.make_batches(3)
     with pytest.raises(ValueError, match="the plan is for"):
-        runs.run(CFG, [batches[0], *plain.make_batches(1, micro_batches=2)], PLAN, asynchronous=True)
+        runs.run(CFG, [batches[0], *plain.make_batches(1, micro_batches=5)], PLAN, asynchronous=True)
     assert {*threading.enumerate()} <= before
 
 

@@ -56,7 +56,7 @@ def config(warmup: float = 0.0, **train: Any) -> Config:
         (
             {"num_epochs": 30},
             replace(DATA, samples=1, sequences=1, filled=0.01, steps_per_epoch=1),
-            ["30 steps of 16 sequences: 30 epochs of 1 sample", "480 tokens without padding; about 1 m 00 s in total"],
+            ["30 steps of 1 sequence: 30 epochs of 1 sample", "30 tokens without padding; about 1 m 00 s in total"],
         ),
         (
             {"num_epochs": 1},
@@ -73,14 +73,24 @@ def test_in_words(train: dict[str, Any], amount: Amount | None, lines: list[str]
     found = length_of(settings, amount, 2.0)
     assert found is not None and list(sentences(settings, found)) == lines
     steps_per_epoch = 20 if amount is None else amount.steps_per_epoch
-    assert found.sequences == 16 * found.steps == 16 * total_steps(settings, steps_per_epoch)
+    assert found.sequences == found.per_step * found.steps == found.per_step * total_steps(settings, steps_per_epoch)
+
+
+@pytest.mark.parametrize(
+    ("steps", "sequences", "seconds"), [(2, 32, 4.0), (3, 37, 4.5), (4, 53, 6.5), (6, 74, 9.0), (7, 90, 11.0)]
+)
+def test_the_last_step_of_an_epoch_can_be_short(steps: int, sequences: int, seconds: float) -> None:
+    amount = replace(DATA, sequences=37, steps_per_epoch=3)
+    found = length_of(config(max_steps=steps), amount, 2.0, 0.5)
+    assert found is not None and (found.sequences, found.seconds) == (sequences, seconds)
+    assert found.tokens == round(sequences * 100 * 0.75)
 
 
 def test_the_time_at_a_measured_speed() -> None:
     settings = config(max_steps=60)
     found = length_of(settings, None, 0.25)
     assert found is not None and found.measured_seconds is None
-    found = found.at_speed(800.0, "old", settings.tokens)
+    found = found.at_speed(800.0, "old", settings.data.max_length)
     assert list(sentences(settings, found))[1] == (
         "About 2 m 00 s in total at the speed measured in the run old (planned: 15 s)"
     )
@@ -91,8 +101,10 @@ def test_data_that_fills_no_batch() -> None:
     tiny = replace(DATA, samples=3, sequences=2, steps_per_epoch=1)
     full = replace(DATA, samples=17, sequences=17, steps_per_epoch=2)
     said = ["\n".join(warnings_of(settings, found)) for a in (tiny, full) if (found := length_of(settings, a, None))]
-    assert "only 3 samples, fewer than a batch of train.global_batch_size = 16: the rest of each batch is" in said[0]
-    assert "fewer than a batch" not in said[1]
+    assert "only 2 sequences, fewer than train.global_batch_size = 16" in said[0]
+    assert "fewer than" not in said[1]
+    estimated = length_of(settings, replace(tiny, exact=False), None)
+    assert estimated and "only about 2 sequences, fewer than" in "".join(warnings_of(settings, estimated))
 
 
 def test_what_is_unknown() -> None:

@@ -121,13 +121,13 @@ class GradientExchange:
         return math.fsum(math.fsum(torch.cat(each).tolist()) for each in of_units)
 
 
-def all_losses(channel: Channel, share: Share, own: Tensor, plan: Plan) -> Tensor:
-    """The losses of all micro-batches of a step from those of the process, whose plan is `plan`."""
+def all_losses(channel: Channel, share: Share, own: Tensor, plan: Plan, full: int) -> Tensor:
+    """The losses of all micro-batches of a step, [full], from those of the process, whose plan is `plan`."""
     turns = plan.turns
     numbers = [share.of(rank).numbers(turns, plan.round_size) for rank in range(share.world)]
     parts = [own if rank == share.rank else own.new_empty(len(each)) for rank, each in enumerate(numbers)]
     channel.share(parts)
-    whole = own.new_empty(sum(map(len, numbers)))
+    whole = own.new_zeros(full)
     for each, part in zip(numbers, parts, strict=True):
         whole[[*each]] = part
     return whole

@@ -44,7 +44,7 @@ class SharedGradients(Gradients):
         return total
 
     def share_losses(self, iteration: Iteration) -> None:
-        losses = all_losses(self._channel, self._share, iteration.losses, self._context.plan)
+        losses = all_losses(self._channel, self._share, iteration.losses, self._context.plan, iteration.full)
         iteration.step_losses.append(losses)
 
     def _add(self, unit: int, grads: Sequence[Tensor]) -> Tensor:

@@ -39,7 +39,7 @@ class Share:
 
     def batch(self, whole: Batch, own: Plan) -> Batch:
         """The process's micro-batches of a step's batch, for its plan."""
-        chosen = [*self.numbers(own.turns, own.round_size)]
+        chosen = [m for m in self.numbers(own.turns, own.round_size) if m < len(whole.input_ids)]
         return replace(
             whole,
             input_ids=whole.input_ids[chosen],
@@ -47,6 +47,7 @@ class Share:
             labels=whole.labels[chosen],
             documents=tuple(whole.documents[m] for m in chosen),
             numbers=tuple(chosen),
+            full=own.micro_batches,
         )
 
     def part(self, spec: ModelShape, unit: int) -> slice:

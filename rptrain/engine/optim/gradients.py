@@ -114,7 +114,8 @@ class Gradients:
         rows: after them, the devices have finished the iteration.
         """
         context, plan = self._context, self._context.plan
-        order = [*plan.arrivals(plan.replicas)]  # the same on any number of devices
+        # the same on any number of devices
+        order = [m for m in plan.arrivals(plan.replicas) if m < iteration.micro_batches]
         if self._rows is not None:
             groups = [m // plan.round_size % self._replicas for m in range(len(iteration.step_ids))]
             self._rows.begin(iteration.step_ids, [iteration.numbers[m] for m in order], groups)

@@ -5,6 +5,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
+from rptrain.engine.board import Board
 from rptrain.engine.page_locking import Locking
 from rptrain.engine.store import Arena, aligned
 from rptrain.schedule.lower import Access, Boundaries
@@ -47,6 +48,13 @@ class BoundaryBuffers:
     def lock(self) -> None:
         """Page-locks what is not locked yet (Arena.lock); before an engine uses it."""
         self._arena.lock()
+
+    def skip(self, board: Board, iteration: int, micro_batch: int) -> None:
+        """Leaves out all accesses of a micro-batch that the iteration does not have."""
+        for boundary, accesses in self.chain.items():
+            for order in range(accesses):
+                _, key, number = self.locate(Access(boundary, order), iteration, micro_batch)
+                board.skip(key, number)
 
     @property
     def locking(self) -> Locking:

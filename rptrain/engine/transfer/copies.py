@@ -218,10 +218,13 @@ class Upload(_Transfer):
         slot: Slot,
         target: Tensor,
         staging: Staging | None,
+        count: int,
     ) -> None:
-        """`target`: the slot, in bytes. Requests its file-backed units from `staging`."""
-        count = len(slot.micro_batches)
-        super().__init__(context, device.param_upload, layout, layout.sizes, iteration, slot, count, CHUNK_BYTES)
+        """`target`: the slot, in bytes. Requests its file-backed units from `staging`. `count`: windows, one for each
+        micro-batch of the slot before. An empty slot needs no parameters.
+        """
+        sizes = layout.sizes if slot.micro_batches else ()
+        super().__init__(context, device.param_upload, layout, sizes, iteration, slot, max(1, count), CHUNK_BYTES)
         self._where, self._target = f"{slot} upload", target
         self._version = context.read_version(iteration)
         self._staging = staging
@@ -315,11 +318,13 @@ class Download(_Transfer):
     ) -> None:
         """`computed`: the event after which `source` has all gradients."""
         itemsize = context.store.grad_dtype.itemsize
-        count, chunk = min(len(slot.micro_batches), -(-len(source) * itemsize // DRAINED)), CHUNK_BYTES // itemsize
+        count = max(1, min(len(slot.micro_batches), -(-len(source) * itemsize // DRAINED)))
+        chunk = CHUNK_BYTES // itemsize
         super().__init__(context, device.grad_download, layout, layout.sizes[::-1], iteration, slot, count, chunk)
         self._where, self._source, self._rounded = f"{slot} download", source, rounded
         self._computed = computed
-        self._group, self._pass = slot.group, iteration * context.plan.turns + slot.turn
+        first = iteration * context.plan.turns + slot.turn
+        self._group, self._passes = slot.group, range(first, first + slot.turns)
         self._left = Counter(chunk.unit for window in self._windows for chunk in window)
 
     @property
@@ -340,4 +345,6 @@ class Download(_Transfer):
         self._move("download", self._where, chunk.unit, target, source, self._rounded)
         self._left[chunk.unit] -= 1
         if not self._left[chunk.unit]:
-            self._context.board.publish(("grad", chunk.unit, self._group), self._pass, self._stream.record())
+            event = self._stream.record()
+            for number in self._passes:
+                self._context.board.publish(("grad", chunk.unit, self._group), number, event)

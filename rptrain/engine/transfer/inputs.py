@@ -58,7 +58,7 @@ class Inputs:
     def upload(self, iteration: Iteration, stream: Stream) -> None:
         sources = (iteration.positions, iteration.labels, iteration.cu_seqlens, iteration.samples)
         for batches, source in zip(self._batches, sources, strict=True):
-            target = batches[iteration.number % 2]
+            target = batches[iteration.number % 2][: len(source)]
             stream.run("batch upload", lambda t=target, s=source: t.copy_(s, non_blocking=True))
 
     def select(self, iteration: Iteration, m: int, stream: Stream) -> None:

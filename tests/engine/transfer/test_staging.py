@@ -21,6 +21,7 @@ from tests.cases import long
 from ... import run_tools as tools
 from .. import plain, runs
 from ..test_frozen import same_as_first
+from ..test_short_steps import some_short
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 TIED = plain.config(tie_word_embeddings=True)
@@ -78,9 +79,10 @@ def test_the_bits_of_a_base_in_memory(tmp_path, name):
     same_as_first(results)
 
 
-def test_in_rounds_and_in_sync(tmp_path):
-    batches, kind = plain.make_batches(2, micro_batches=6), CASES["parts"][1]
-    plan = f"{PLAN} | N=2 M=6 MR=2"
+@pytest.mark.parametrize("devices", [2, long(7)])
+def test_in_rounds_and_in_sync(tmp_path, devices):
+    batches, kind = some_short([6, 1, 6]), CASES["parts"][1]
+    plan = f"{PLAN} | N={devices} M=6 MR=2"
     results = [runs.run(plain.CONFIG, batches, plan, dtype=torch.bfloat16, asynchronous=False, **kind)]
     with mapped_store(tmp_path, plain.CONFIG, kind, dtype=torch.bfloat16, asynchronous=False, wide_grad=True) as store:
         results.append(runs.train(store, batches, plan, asynchronous=False))
