@@ -304,6 +304,7 @@ def _at_ends(sizes: Sequence[int]) -> int:
 def _programs(plan: Plan) -> list[list[Stage]]:
     """The stages of each device, in order, until the sequence repeats."""
     programs: list[list[Stage]] = [[] for _ in range(plan.devices)]
+    plan = replace(plan, micro_batches=plan.round_size * plan.replicas)  # later rounds are as those of later steps
     for iteration in range(2 * plan.devices):
         for slot in plan.slots(iteration):
             programs[slot.device].append(slot.stage)

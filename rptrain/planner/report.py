@@ -87,6 +87,7 @@ from rptrain.planner.timings import Conditions, load
 from rptrain.runs.outputs import Output
 from rptrain.runs.run_dir import RunDir, find
 from rptrain.schedule import picture
+from rptrain.schedule.coarse import Coarse, coarse
 from rptrain.schedule.dispatch import dispatch
 from rptrain.schedule.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
 from rptrain.schedule.simulate import Timeline, simulate
@@ -168,13 +169,20 @@ class PlanReport:
         rows, _ = training_set(self.config, model_dir, spec.vocab_size, tokenizer)
         return preview(batches_of(rows, self.config), tokenizer, samples)
 
-    def timeline(self) -> Timeline:
-        """A simulated step; in async with the previous step, which it overlaps."""
+    def timeline(self, shown: Coarse) -> Timeline:
+        """A simulated step, as much of it as is `shown`; in async with the previous step, which it overlaps."""
         assert self.run is not None
         setting = self.run.setting
         links = setting.links and replace(setting.links, chunk=PICTURE_CHUNK)
         return simulate(
-            dispatch(self.run.plan, self.run.costs, links=links, lag=setting.lag, iterations=1 + setting.lag)
+            dispatch(
+                shown.plan,
+                shown.costs,
+                links=links,
+                lag=setting.lag,
+                iterations=1 + setting.lag,
+                weights=shown.weights,
+            )
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -385,9 +393,10 @@ def write_pictures(plan: PlanReport, svg: Output | None, trace: Output | None) -
         return
     if plan.run is None:
         raise UserError("there is no plan to draw")
-    timeline = plan.timeline()
+    shown = coarse(plan.run.plan, plan.run.costs)
+    timeline = plan.timeline(shown)
     if svg is not None:
         title = f"{plan.config.model.path} on {plan.hardware.devices} × {plan.hardware.machine.card.name}"
-        svg.write(picture.svg(timeline, title))
+        svg.write(picture.svg(timeline, ", ".join(filter(None, [title, shown.note]))))
     if trace is not None:
         trace.write(json.dumps(chrome_trace(timeline)))

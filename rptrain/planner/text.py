@@ -18,6 +18,7 @@ from rptrain.planner.product_types import ProductType, suggested
 from rptrain.planner.report import PlanReport
 from rptrain.planner.scaling import Scaling
 from rptrain.schedule import picture
+from rptrain.schedule.coarse import coarse
 from rptrain.schedule.plan import Stage
 from rptrain.schedule.roofline import Verdict
 from rptrain.utils.units import (
@@ -48,7 +49,8 @@ def show(report: PlanReport, console: Console) -> None:
     _section("Plan", _plan(report), console)
     if report.run is not None:
         width = min(console.width, WIDEST) - 2
-        _print(Text("\n" + picture.text(report.timeline(), width), no_wrap=True), 2, console)
+        shown = coarse(report.run.plan, report.run.costs)
+        _print(Text("\n" + picture.text(report.timeline(shown), width, shown.note), no_wrap=True), 2, console)
     if report.length is not None:
         _section("Run", sentences(report.config, report.length), console)
     if report.types:

@@ -35,8 +35,10 @@ class _Run:
 
 
 class _Builder:
-    def __init__(self, plan: Plan, costs: Sequence[LayerCost], links: Links | None, lag: int) -> None:
-        self.plan, self.costs, self.links, self.lag = plan, costs, links, lag
+    def __init__(
+        self, plan: Plan, costs: Sequence[LayerCost], links: Links | None, lag: int, weights: Sequence[int]
+    ) -> None:
+        self.plan, self.costs, self.links, self.lag, self.weights = plan, costs, links, lag, weights
         self.bounds = boundaries(plan.stages)
         self.tasks: list[Task] = []
         self.holds: list[Hold] = []
@@ -73,6 +75,7 @@ class _Builder:
         seconds, kept = stage_time(self.costs, slot.stage), self._sum(slot, "kept")
         outputs: dict[int, int] = {}
         for m in slot.micro_batches:
+            weight = self.weights[m % self.plan.round_size]
             before = run.compute[-1:] or run.sums[-1:] or [*start]
             source = () if slot.stage_index == 0 else (self.outputs[m],)
             arrived = None
@@ -81,13 +84,13 @@ class _Builder:
             else:
                 embedded = self.version(iteration, range(1)) if slot.stage_index == 0 else ()
                 entry = ring[-RING] if len(ring) >= RING else ()  # frees the reused ring entries
-                arrived = self._copy_in(iteration, slot, m, (*source, *embedded, *entry[:1]))
+                arrived = self._copy_in(iteration, slot, m, weight, (*source, *embedded, *entry[:1]))
                 before += [arrived, *entry[1:]]
             index = self.add(
                 Task(
                     "compute",
                     slot.device,
-                    seconds,
+                    seconds * weight,
                     tuple(before),
                     slot.stage.kind,
                     slot.stage.layers,
@@ -101,7 +104,7 @@ class _Builder:
                 self.holds.append(Hold(slot.device, self._input_bytes(slot), arrived, index))
             if slot.stage.backward:
                 self.holds.append(Hold(slot.device, kept, index, index))
-            outputs[m] = index if self.links is None else self._copy_out(iteration, slot, m, index)
+            outputs[m] = index if self.links is None else self._copy_out(iteration, slot, m, weight, index)
             ring.append((index, outputs[m]))
         self.outputs = outputs
         self._own(iteration, run)
@@ -149,19 +152,19 @@ class _Builder:
             )  # fmt: skip
         return copies
 
-    def _copy_in(self, iteration: int, slot: Slot, m: int, after: tuple[int, ...]) -> int:
+    def _copy_in(self, iteration: int, slot: Slot, m: int, weight: int, after: tuple[int, ...]) -> int:
         assert self.links is not None
-        seconds = self._input_bytes(slot) / self.links.up + self.links.latency
+        seconds = (self._input_bytes(slot) / self.links.up + self.links.latency) * weight
         return self.add(Task("up", slot.device, seconds, after, "x", slot.stage.layers, iteration, slot.round, m))
 
     def _input_bytes(self, slot: Slot) -> int:
         assert self.links is not None
         return self.links.boundary * (2 if slot.stage.kind == "B" else 1)
 
-    def _copy_out(self, iteration: int, slot: Slot, m: int, computed: int) -> int:
+    def _copy_out(self, iteration: int, slot: Slot, m: int, weight: int, computed: int) -> int:
         assert self.links is not None
         nbytes = self.links.boundary * max(len(self.bounds.stages[slot.stage_index].x_out), 1)
-        seconds = nbytes / self.links.down + self.links.latency
+        seconds = (nbytes / self.links.down + self.links.latency) * weight
         left = self.add(
             Task("down", slot.device, seconds, (computed,), "y", slot.stage.layers, iteration, slot.round, m)
         )
@@ -253,7 +256,13 @@ class _Builder:
 
 
 def dispatch(
-    plan: Plan, costs: Sequence[LayerCost], *, links: Links | None = None, lag: int = 0, iterations: int = 1
+    plan: Plan,
+    costs: Sequence[LayerCost],
+    *,
+    links: Links | None = None,
+    lag: int = 0,
+    iterations: int = 1,
+    weights: Sequence[int] | None = None,
 ) -> Program:
     """The tasks of `iterations` steps. Without `links`, transfers take no time. `lag` is 1 in async, 0 in sync.
 
@@ -262,8 +271,10 @@ def dispatch(
     serve the stage after that. Activations have priority.
     A version is uploaded once its layer was updated. Backward stages of a group's later rounds upload gradient
     accumulators.
+
+    `weights`: how many micro-batches each one of a round stands for (see coarse.py), by default itself.
     """
-    builder = _Builder(plan, costs, links, lag)
+    builder = _Builder(plan, costs, links, lag, weights or (1,) * plan.round_size)
     for iteration in range(iterations):
         done = [len(lane) for lane in builder.lanes]
         builder.outputs = {}

@@ -3,19 +3,19 @@
 import ctypes
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import accumulate
 from math import inf
 from typing import Any, NamedTuple
 
+from rptrain.schedule.coarse import MOST_TURNS, shortened
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.dispatch import Links
 from rptrain.schedule.lower import outputs
 from rptrain.schedule.partition import stage_time
 from rptrain.schedule.plan import Stage
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -60,6 +60,13 @@ class Estimator:
     """Estimates of many plans with the same costs and the same setting. What it computes of a stage it keeps."""
 
     def __init__(self, costs: Sequence[LayerCost], setting: Setting) -> None:
+        rounds, most = setting.micro_batches // setting.round_size, MOST_TURNS * setting.groups
+        self._factor = max(1.0, rounds / most)  # the other rounds repeat these
+        if rounds > most:
+            costs, setting = (
+                shortened(costs, self._factor),
+                replace(setting, micro_batches=most * setting.round_size),
+            )
         self._costs, self._setting = costs, setting
         self._updates = [0.0, *accumulate(cost.renewal for cost in costs)]
         self._read = list(accumulate(cost.renewal for cost in reversed(costs)))[::-1]
@@ -83,7 +90,8 @@ class Estimator:
         began = ends[self._warm_up - 1] if self._warm_up else 0.0
         period = max((ends[-1] - began) / self._measured, summation + updates)
         busy = setting.micro_batches * sum(one.time for one in known)
-        return Estimate(period, 1 - busy / (setting.devices * period), sum(free) / setting.devices - ends[-1])
+        bubble, tail = 1 - busy / (setting.devices * period), sum(free) / setting.devices - ends[-1]
+        return Estimate(period * self._factor, bubble, tail)
 
     def _of_stage(self, stage: Stage) -> "_Alone":
         costs, setting, links = [self._costs[i] for i in stage.layers], self._setting, self._setting.links

@@ -81,8 +81,10 @@ def _spans(timeline: Timeline) -> dict[tuple[Lane, int], list[_Span]]:
     return spans
 
 
-def text(timeline: Timeline, width: int = 100) -> str:
-    """A line per device with its computation and its bubble, then a legend, in lines of at most `width` columns."""
+def text(timeline: Timeline, width: int = 100, note: str = "") -> str:
+    """A line per device with its computation and its bubble, then a legend, in lines of at most `width` columns. The
+    legend ends with `note`.
+    """
     spans, devices = _spans(timeline), range(timeline.program.devices)
     margin = len(str(devices[-1])) + 1
     cells = max(width - margin - 8, 10)
@@ -92,7 +94,7 @@ def text(timeline: Timeline, width: int = 100) -> str:
         for device in devices
     ]
     scale = f"{timeline.makespan:.4g} s, {timeline.makespan / cells:.2g} s per character"
-    words = [*LEGEND, "small letters: every other stage", scale, f"bubble {timeline.bubble():.1%}"]
+    words = [*LEGEND, "small letters: every other stage", scale, f"bubble {timeline.bubble():.1%}", *filter(None, [note])]
     return "\n".join([*lines, *_wrapped(words, width)])
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from rptrain.schedule.coarse import coarse
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.dispatch import dispatch
 from rptrain.schedule.estimate import Setting
@@ -95,6 +96,8 @@ def judge(plan: Plan, costs: Sequence[LayerCost], setting: Setting) -> Verdict:
     """Simulates the plan as a whole, and then without each of the links, the optimizer and the network."""
     links = setting.links
     assert links is not None
+    short = coarse(plan, costs)
+    whole_costs, costs = costs, short.costs
     quick = [replace(cost, update=0.0) for cost in costs]
     near = [cost.alone for cost in costs]
     chunk = max(links.chunk, max(max(cost.params, cost.grads) for cost in costs) // PIECES)
@@ -103,8 +106,10 @@ def judge(plan: Plan, costs: Sequence[LayerCost], setting: Setting) -> Verdict:
         first = 1 + setting.lag
         last = first + (min(plan.devices, STEPS) if setting.lag else 1)
         changed = replace(links, up=up, down=down, chunk=chunk)
-        program = dispatch(plan, costs, links=changed, lag=setting.lag, iterations=last + 1)
-        return simulate(program).period(first, last)
+        program = dispatch(
+            short.plan, costs, links=changed, lag=setting.lag, iterations=last + 1, weights=short.weights
+        )
+        return simulate(program).period(first, last) * short.factor
 
     whole = seconds(costs, links.up, links.down)
     alone = seconds([cost.alone for cost in quick], FREE, FREE)
@@ -123,7 +128,7 @@ def judge(plan: Plan, costs: Sequence[LayerCost], setting: Setting) -> Verdict:
             loss = whole / without[limit] - 1
         else:
             limit = "together"
-    return Verdict(whole, alone, limit, loss, _bound(plan, costs, setting, limit))
+    return Verdict(whole, alone, limit, loss, _bound(plan, whole_costs, setting, limit))
 
 
 def _bound(plan: Plan, costs: Sequence[LayerCost], setting: Setting, limit: Cause | None) -> tuple[Stage, ...]:
