@@ -17,6 +17,7 @@ from rptrain.schedule.lower import outputs
 from rptrain.schedule.partition import stage_time
 from rptrain.schedule.plan import Stage
 
+
 @dataclass(frozen=True)
 class Setting:
     """The setting of an estimate: N devices, M micro-batches in rounds of M_R; `lag` is 1 in async, 0 in sync."""

@@ -3,13 +3,15 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
+
+import numpy as np
 
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.plan import Stage
 
 SLACK = 1 + 1e-9  # sums of the same times in another order count as equal
+WIDER = 1 + 1e-8  # more than SLACK: nothing that counts as equal is left out
 
 
 def partition(
@@ -44,6 +46,9 @@ def partition(
     for count in sorted(range(fewest, most + 1), key=lambda count: (least(count), count)):
         if best is not None and least(count) >= best[0] * SLACK:
             break
+        # With other limits, `count` stages are worse; fewer of them are found for their own number.
+        if best is not None and packer.count(best[0] * WIDER / (micro_batches * count + ramp)) > count:
+            continue
         limit = limits[bisect_left(limits, -count, key=lambda limit: -packer.count(limit))]
         found = packer.count(limit)
         key = (micro_batches * found + ramp) * limit, found
@@ -59,7 +64,12 @@ def stage_time(costs: Sequence[LayerCost], stage: Stage) -> float:
 
 def split(times: Sequence[float], parts: int) -> tuple[int, ...]:
     """The ends of `parts` groups of consecutive layers, at least one layer each, with the shortest longest group."""
-    prefix, sums = _prefix_and_sums(tuple(times))
+    prefix, longest = [0.0, *accumulate(times)], max(times)
+    even = prefix[-1] / parts
+    # The longest group is at least as long as an even one, and exceeds it by less than a layer.
+    low, high = max(longest, even) / WIDER, (longest + even) * WIDER
+    sums = _sums(prefix, low, high)
+    sums = sums[bisect_left(sums, longest / SLACK) :] or [prefix[-1]]
 
     def cuts(limit: float) -> list[int]:
         """The latest end of each group such that every group that follows still gets a layer."""
@@ -70,21 +80,25 @@ def split(times: Sequence[float], parts: int) -> tuple[int, ...]:
             ends.append(max(start + 1, min(reach, len(times) - left + 1)))
         return ends
 
-    low, high = bisect_left(sums, max(times) / SLACK, hi=len(sums) - 1), len(sums) - 1
-    while low < high:
-        middle = (low + high) // 2
+    first, last = 0, len(sums) - 1
+    while first < last:
+        middle = (first + last) // 2
         if cuts(sums[middle])[-1] == len(times):
-            high = middle
+            last = middle
         else:
-            low = middle + 1
-    return tuple(cuts(sums[low]))
+            first = middle + 1
+    return tuple(cuts(sums[first]))
 
 
-@lru_cache(maxsize=16)  # a search splits the same layers into many numbers of groups
-def _prefix_and_sums(times: tuple[float, ...]) -> tuple[list[float], list[float]]:
-    """Running sums of the times, and the sums over consecutive layers in increasing order."""
-    prefix = [0.0, *accumulate(times)]
-    return prefix, sorted({prefix[stop] - prefix[start] for stop in range(1, len(prefix)) for start in range(stop)})
+def _sums(prefix: Sequence[float], low: float, high: float) -> list[float]:
+    """The sums over consecutive layers from about `low` to `high`, in increasing order. `prefix`: running sums."""
+    ends = np.array(prefix)
+    after = np.arange(1, len(ends) + 1)
+    begins = np.maximum(np.searchsorted(ends, ends + low / WIDER), after)
+    counts = np.maximum(np.searchsorted(ends, ends + high * WIDER, "right") - begins, 0)
+    # the stops of all sums, start by start
+    stops = np.arange(counts.sum()) + np.repeat(begins - (counts.cumsum() - counts), counts)
+    return np.unique(ends[stops] - np.repeat(ends, counts)).tolist()
 
 
 def _limits(costs: Sequence[LayerCost]) -> list[float]:
@@ -93,9 +107,7 @@ def _limits(costs: Sequence[LayerCost]) -> list[float]:
     sums = {least}
     for times in ([cost.forward for cost in costs[:-1]], [cost.backward for cost in costs]):
         prefix = [0.0, *accumulate(times)]
-        for stop in range(1, len(prefix)):
-            end = prefix[stop]
-            sums.update(total for start in prefix[:stop] if (total := end - start) > least)
+        sums.update(total for total in _sums(prefix, least, prefix[-1]) if total > least)
     return sorted(sums)
 
 

@@ -94,7 +94,8 @@ def text(timeline: Timeline, width: int = 100, note: str = "") -> str:
         for device in devices
     ]
     scale = f"{timeline.makespan:.4g} s, {timeline.makespan / cells:.2g} s per character"
-    words = [*LEGEND, "small letters: every other stage", scale, f"bubble {timeline.bubble():.1%}", *filter(None, [note])]
+    words = [*LEGEND, "small letters: every other stage", scale, f"bubble {timeline.bubble():.1%}"]
+    words += [note] if note else []
     return "\n".join([*lines, *_wrapped(words, width)])
 
 

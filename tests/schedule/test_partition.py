@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from rptrain.schedule.costs import LayerCost
-from rptrain.schedule.partition import partition
+from rptrain.schedule.partition import Packer, partition
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.schedule.validate import validate
 from tests.schedule.plans import every_stages
@@ -96,3 +96,20 @@ def test_memory_limits_every_stage():
     assert all(map(fits, stages))
     validate(Plan(stages, 1, 4, 4), 9)
     assert partition([LayerCost(1, 3)] * 8, 1, 4, lambda stage: stage.start > 2) is None
+
+
+def test_the_work_of_a_search_grows_with_the_layers_and_not_faster(monkeypatch):
+    counted = []
+
+    def count(packer, limit, original=Packer.count):
+        counted.append(limit)
+        return original(packer, limit)
+
+    monkeypatch.setattr(Packer, "count", count)
+    found = []
+    for layers in (50, 200):
+        costs = [LayerCost(1 + i % 3 * 0.1, 3 + i % 3 * 0.2) for i in range(layers)] + [LayerCost(0, 2)]
+        counted.clear()
+        assert partition(costs, 2, 4)
+        found.append(len(counted))
+    assert found[1] <= 4 * found[0] < 1000
