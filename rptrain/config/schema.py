@@ -159,7 +159,7 @@ class Lora(Section):
     use_dora: bool = False
     """DoRA: also train the length of each row of an adapted weight; needs lora_dropout = 0"""
     modules_to_save: tuple[Text, ...] = Field(default=(), strict=False)
-    """modules trained as a whole, such as ["embed_tokens", "lm_head"]"""
+    """modules trained as a whole, such as ["embed_tokens"]; with untied embeddings "lm_head" too"""
     base: Literal["bf16", "nf4", "mxfp4", "int8", "fp8"] = "bf16"
     """the frozen matrices: "bf16" keeps model.dtype; the others quantize them; choose "fp8" for engine.fp8"""
     target_parameters: tuple[Text, ...] = Field(default=(), strict=False)

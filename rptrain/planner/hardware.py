@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -27,6 +27,8 @@ from rptrain.utils.units import format_bytes
 MARGIN = 256 << 20  # bytes of a GPU that stay unused without a limit: displays, growth of other processes
 PROGRAM = 384 << 20  # bytes of a training process without everything planned, for hypothetical machines
 FP8_CAPABILITY = (8, 9)  # the least with FP8 matrix units
+# Why a plan has its card: it is in this machine, a flag names it or a run was measured on it, or else it is assumed.
+CardSource = Literal["this machine", "--card", "--timings", "assumed"]
 CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU, and where it cannot be measured
 CONTEXTS = (128 << 20, 2 << 30)  # the least and the most: others may take or free memory while it is measured
 # Memory of the kernel and the driver per page-locked byte: page tables, and lists of the pages for each GPU. Measured
@@ -73,6 +75,7 @@ class Hardware:
     process: tuple[int, int] = (0, 1)  # the number of this process, and how many train the model
     saved: int = 0  # bytes on disk of the checkpoints of the resumed run
     warnings: tuple[str, ...] = ()  # of what is probably not meant, as sentences
+    card_source: CardSource = "this machine"
 
     @property
     def devices(self) -> int:
@@ -270,7 +273,13 @@ def _growth(*, cuda: bool) -> int:
 
 
 def planned(
-    card: Card, count: int | None, host: int | None, engine: Engine, *, vram_source: str | None = None
+    card: Card,
+    count: int | None,
+    host: int | None,
+    engine: Engine,
+    *,
+    vram_source: str | None = None,
+    card_source: CardSource = "--card",
 ) -> Hardware:
     """`count` cards of a hypothetical machine; by default as many as the config names, or one.
 
@@ -289,7 +298,7 @@ def planned(
     limits = [(size, name) for size, name in ((most, "--host"), (engine.host_limit, "engine.host_limit")) if size]
     limit, named = min(limits, default=(None, "not known"))
     hypothetical = Machine(card, count, threads=engine.optimizer_threads or Machine.threads)
-    return Hardware(hypothetical, gpus, limit, named, most, PROGRAM, here=False)
+    return Hardware(hypothetical, gpus, limit, named, most, PROGRAM, here=False, card_source=card_source)
 
 
 def device_kind(device: str) -> str:

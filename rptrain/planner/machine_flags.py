@@ -7,7 +7,7 @@ from rptrain.config.schema import Config
 from rptrain.config.types import parse_size
 from rptrain.planner import hardware
 from rptrain.planner.gpus import gpu_count
-from rptrain.planner.hardware import Hardware
+from rptrain.planner.hardware import CardSource, Hardware
 from rptrain.schedule.machine import CARDS, card_named, is_named_after, with_rates
 from rptrain.utils.errors import UserError
 from rptrain.utils.suggest import nearest
@@ -52,9 +52,9 @@ class MachineFlags:
                     f"the run was measured on {measured[0]}, whose memory may not be the {format_bytes(card.vram)} of "
                     f"{card.name}: add --vram, or --card {_key(card.name)} if it is"
                 )
-            return planned_machine(replace(self, card=card.name), config)
+            return planned_machine(replace(self, card=card.name), config, "--timings")
         if self.given:
-            return planned_machine(self, config)
+            return planned_machine(self, config, "assumed" if self.card is None else "--card")
         try:
             return hardware.here(config.engine)
         except UserError as error:
@@ -72,8 +72,11 @@ def _key(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
-    """The machine that the flags describe, with the card's figures as defaults. Raises UserError with all mistakes."""
+def planned_machine(flags: MachineFlags, config: Config, card_source: CardSource) -> Hardware:
+    """The machine that the flags describe, with the card's figures as defaults. Raises UserError with all mistakes.
+
+    Without a card in the flags, it has DEFAULT_CARD.
+    """
     mistakes = []
     if flags.gpus is not None and not 1 <= flags.gpus <= MOST_GPUS:
         mistakes.append(f"--gpus must be from 1 to {MOST_GPUS}, not {flags.gpus}")
@@ -115,4 +118,4 @@ def planned_machine(flags: MachineFlags, config: Config) -> Hardware:
     rates = {"bf16": flags.tflops, "fp16": flags.tflops_fp16, "fp8": flags.tflops_fp8}
     card = with_rates(CARDS[name], vram=vram, pcie=pcie, **rates)
     source = None if vram is None else "--vram"
-    return hardware.planned(card, flags.gpus, host, config.engine, vram_source=source)
+    return hardware.planned(card, flags.gpus, host, config.engine, vram_source=source, card_source=card_source)

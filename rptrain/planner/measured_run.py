@@ -67,9 +67,13 @@ class MeasuredRun:
         if self.parameters != spec.num_parameters:
             different.append(difference("the number of parameters", self.parameters, spec.num_parameters))
         if different:
+            card = hardware.machine.card.name
+            assumed = (
+                f" {card} is assumed: name the GPU model with --card." if hardware.card_source == "assumed" else ""
+            )
             raise UserError(
-                f"the times measured in {self.path} do not apply to this plan: {'; '.join(different)}. Change the "
-                f"plan, name another run, or {MEASURE}"
+                f"the times measured in {self.path} do not apply to this plan: {'; '.join(different)}.{assumed} "
+                f"Change the plan, name another run, or {MEASURE}"
             )
         card, measured = hardware.machine.card, self.timings.measured
         more = _update_bytes(config, spec, card) / _update_bytes(self.config, spec, card)

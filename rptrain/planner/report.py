@@ -10,8 +10,9 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
     data_warnings those of them that are about rows of the data
     model        path, architecture, parameters, layers (the head is one), base (lora.base, or null)
     machine      here, card, tflops (the peak in bfloat16), link (a GPU's, each way), devices (in use), gpus (false:
-                 workers on the CPU), asked (devices available), rates (that products reach: bf16, fp16 and fp8 in 1e12
-                 operations per second, null without FP8; source; null for workers on the CPU)
+                 workers on the CPU), asked (devices available), card_source ("this machine", "--card", "--timings": the
+                 run was measured on it, or "assumed": no flag names it), rates (that products reach: bf16, fp16 and fp8
+                 in 1e12 operations per second, null without FP8; source; null for workers on the CPU)
     step         micro_batch_size, length, micro_batches, round_size, replicas, tokens, update
     plan         text (rptrain/schedule/plan.py reads it), stages (kind, first, last), seconds_per_step,
                  tokens_per_second, bubble, source (of the times, such as "times measured in runs/my" or "profile of
@@ -228,6 +229,7 @@ class PlanReport:
                 "devices": machine.devices,
                 "gpus": bool(self.hardware.gpus),
                 "asked": self.asked,
+                "card_source": self.hardware.card_source,
                 "rates": self._rates(),
             },
             "step": self.sized.step_sizes(),

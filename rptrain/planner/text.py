@@ -12,6 +12,7 @@ from rich.text import Text
 from rptrain.config.schema import Config
 from rptrain.models.spec import ModelShape
 from rptrain.planner.compare import OURS, ScheduleTime
+from rptrain.planner.hardware import Hardware
 from rptrain.planner.length import sentences
 from rptrain.planner.memory import MemoryPlace
 from rptrain.planner.product_types import ProductType, suggested
@@ -226,18 +227,29 @@ def _head(report: PlanReport) -> Iterator[str]:
             links = report.run.setting.links
             copies = f"; copies at {links.up / 1e9:.3g} GB/s to each GPU and {links.down / 1e9:.3g} GB/s from it"
         yield f"On {machine.devices} × {card.name} of {where}{copies}"
+        yield from _card_note(hardware)
         return
     peak = f"{card.peak.bf16:g} TFLOP/s"
     if config.engine.fp8 and card.peak.fp8:
         peak += f", {card.peak.fp8:g} in FP8,"
     source = "" if machine.links_measured is None else f", measured by rptrain doctor on {machine.links_measured}"
     yield f"On {machine.devices} × {card.name} of {where}: {peak} and {machine.link / 1e9:.3g} GB/s each way{source}"
+    yield from _card_note(hardware)
     rates = f"{card.rates.bf16:.0f} TFLOP/s"
     if config.engine.fp8 and card.rates.fp8:
         rates += f", {card.rates.fp8:.0f} in FP8"
     if config.engine.fp16_accumulation:
         rates += f", {card.rates.fp16:.0f} with sums in float16"
     yield f"Products at {rates}, {card.rates_source}"
+
+
+def _card_note(hardware: Hardware) -> Iterator[str]:
+    """Why a hypothetical machine has its card, if no flag names it."""
+    card = hardware.machine.card.name
+    if hardware.card_source == "assumed":
+        yield f"{card} is assumed: name the GPU model with --card"
+    elif hardware.card_source == "--timings":
+        yield f"{card} is the GPU model on which the run was measured"
 
 
 def _plan(report: PlanReport) -> Iterator[str]:

@@ -263,7 +263,7 @@ def find(resolved: Resolved, *, warn: bool = True) -> tuple[RunDir, Path] | None
     if found is not None and (changes := changed(found[0].config(), config)):
         raise UserError(
             f"{found[0].path} cannot be resumed with changed settings: {'; '.join(changes)}. "
-            "Set them back, or start a new run with save.resume=never"
+            f"Set them back, or start a new run with {RESTART}"
         )
     if warn and found is not None and not forks(*found):
         for path in _after(*found):
@@ -313,9 +313,12 @@ def forks(run: RunDir, checkpoint: Path) -> bool:
 def changed(old: Config, new: Config, free: re.Pattern[str] = _FREE) -> list[str]:
     """The keys, with both values, that would make `new` train to other numbers than `old`: all but the `free` ones.
 
-    A value that is "auto" in `new` keeps the value with which the run started.
+    A value that is "auto" in `new` keeps the value with which the run started. A [lora] table that only one of them has
+    is one entry.
     """
     before, after = _flat(old), _flat(new)
+    if (old.lora is None) != (new.lora is None):
+        before, after = _with_whole_lora(before), _with_whole_lora(after)
     return [
         f"{key} was {shown(before.get(key))}, is {shown(after.get(key))}"
         for key in before | after
@@ -368,6 +371,11 @@ def _after(run: RunDir, checkpoint: Path) -> list[Path]:
 
 def _folders(path: Path) -> list[Path]:
     return [inner for inner in path.iterdir() if inner.is_dir()] if os.path.isdir(path) else []
+
+
+def _with_whole_lora(flat: dict[str, Any]) -> dict[str, Any]:
+    others = {key: value for key, value in flat.items() if not key.startswith("lora.")}
+    return others | {"lora": {} if len(others) < len(flat) else None}
 
 
 def _flat(config: Config) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def test_the_source_of_the_times_is_named():
     folder = measured_run()
     text = " ".join(plan(folder, "--gpus", "4").stdout.split())
     assert f"Times: measured in {folder} On 4 × RTX 4090 of a hypothetical machine; copies at 20 GB/s to" in text
-    assert "and 10 GB/s from it" in text
+    assert "and 10 GB/s from it RTX 4090 is the GPU model on which the run was measured" in text
     assert f"estimated with the times measured in {folder}" in text
     assert not any(peaks in text for peaks in ("Products at", "Types of products", "operations per byte"))
     slower = " ".join(plan(folder, "--gpus", "4", "--pcie", "5GB/s").stdout.split())
@@ -230,6 +230,7 @@ def test_a_folder_that_is_no_run_is_refused():
 def test_the_card_of_the_run_is_planned_for(devices, arguments, machine):
     found = json.loads(plan(measured_run(devices=devices), "--json", *arguments).stdout)["machine"]
     assert (found["card"], found["devices"], found["here"]) == (*machine, False)
+    assert found["card_source"] == ("--card" if "--card" in arguments else "--timings")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,8 @@ def test_the_memory_of_a_variant_of_a_card_is_asked_for(device, card, memory):
     ],
 )
 def test_devices_without_a_profile_are_not_planned_for(devices, said):
-    assert said in refusal(measured_run(devices=devices), "--gpus", "4")
+    refused = refusal(measured_run(devices=devices), "--gpus", "4")
+    assert said in refused and "RTX 4090 is assumed: name the GPU model with --card" in refused
 
 
 def test_the_link_that_is_given_counts():

@@ -396,7 +396,7 @@ def test_flags_stand_for_the_cards_figures():
     found = as_json("--gpus", "3", "--card", "RTX 5090", "--pcie", "10GB/s", "--tflops", "100", "--vram", "20GiB")[0]
     assert found["machine"] == {
         "here": False, "card": "RTX 5090", "tflops": 100.0, "link": 10**10, "devices": 3, "gpus": True,
-        "asked": 3,
+        "asked": 3, "card_source": "--card",
         "rates": {"bf16": pytest.approx(108), "fp16": pytest.approx(0.8 * 419 / 2.09),
                   "fp8": pytest.approx(0.8 * 419 / 2.09),
                   "source": "estimated: 1.08 of the data sheet's peak, 0.80 in FP8"},
@@ -404,7 +404,14 @@ def test_flags_stand_for_the_cards_figures():
     given = as_json("--card", "l40s", "--tflops-fp16", "700", "--tflops-fp8", "600")[0]["machine"]
     assert given["rates"] | {"bf16": 0.8 * 362, "fp16": 560, "fp8": 480} == given["rates"]
     assert found["memory"][1]["limit"] == 20 * GIB - (256 << 20)
-    assert as_json("--host", "800GiB")[0]["machine"]["card"] == "RTX 4090"
+
+
+def test_a_card_that_no_flag_names_is_said_to_be_assumed():
+    assumed, shown = as_json("--gpus", "4")[0]["machine"], run("--gpus", "4", columns=200).stdout
+    assert (assumed["card"], assumed["card_source"]) == ("RTX 4090", "assumed")
+    assert "RTX 4090 is assumed: name the GPU model with --card" in shown.splitlines()
+    assert "assumed" not in run("--gpus", "4", "--card", "rtx4090", columns=200).stdout
+    assert as_json(*HERE)[0]["machine"]["card_source"] == "this machine"
 
 
 def test_mistakes_in_the_config_are_named_as_in_training():
@@ -525,7 +532,7 @@ KEYS = {
         "data",
     ],
     "model": ["path", "architecture", "parameters", "layers", "base"],
-    "machine": ["here", "card", "tflops", "link", "devices", "gpus", "asked", "rates"],
+    "machine": ["here", "card", "tflops", "link", "devices", "gpus", "asked", "card_source", "rates"],
     "step": ["micro_batch_size", "length", "micro_batches", "round_size", "replicas", "tokens", "update"],
     "plan": ["text", "stages", "seconds_per_step", "tokens_per_second", "bubble", "source", "past"],
     "types": ["estimates", "suggested"],

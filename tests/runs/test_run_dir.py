@@ -308,6 +308,10 @@ def test_changes_that_would_change_the_numbers(override, key):
 def test_all_changes_are_named():
     first, second = config().config, config("train.seed=1", "optim.eps=1", "save.save_steps=2").config
     assert changed(first, second) == ["train.seed was 0, is 1", "optim.eps was 1e-08, is 1.0"]
+    adapters = config("lora.r=16").config
+    assert changed(adapters, first) == ["lora was a table, is not set"], "one entry for all its keys"
+    assert changed(first, adapters) == ["lora was not set, is a table"]
+    assert changed(adapters, config("lora.r=2").config) == ["lora.r was 16, is 2"]
 
 
 @pytest.mark.parametrize("setting", ["data.max_bad_rows=50", "data.reasoning=drop"])

@@ -121,7 +121,7 @@ def test_what_is_not_stored_as_it_is_held(published, fresh, tmp_path):  # noqa: 
         UserError, match=r'is stored in MXFP4, which only lora\.base = "mxfp4" .LoRA. leaves as it is'
     ) as e:
         opened(directory, with_adapters(directory))
-    assert 'To convert them once, use model.hold = "memory"' in str(e.value)
+    assert 'To convert them while they are loaded, use model.hold = "memory"' in str(e.value)
     model = fresh("GptOssForCausalLM", hidden_size=64, intermediate_size=32)
     pretrained.save(tmp_path / "wide", model.spec, model.view, torch.bfloat16)
     with pytest.raises(UserError, match=r"experts.gate_up_proj is stored as bfloat16, to be held in mxfp4"):
