@@ -70,7 +70,9 @@ def pieces(files: WeightFiles, spec: ModelShape, dtype: torch.dtype) -> dict[int
         shown = problems[:3] + ([f"and {len(problems) - 3} more"] if len(problems) > 3 else [])
         raise UserError(
             f'model.hold = "map" reads tensors of {files.directory} in the format they are stored in, but '
-            "these are stored in another format:\n- " + "\n- ".join(shown) + f"\nTo convert them while they are loaded, {IN_MEMORY}"
+            "these are stored in another format:\n- "
+            + "\n- ".join(shown)
+            + f"\nTo convert them while they are loaded, {IN_MEMORY}"
         )
     if not found:
         raise UserError(f"model.hold: there are no frozen weights that could be read from the files: {IN_MEMORY}")
