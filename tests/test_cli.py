@@ -241,8 +241,8 @@ def test_dry_run_as_json(tiny):
     assert shown["origins"]["model.path"] == "c.toml:2" and shown["resumes"] is None
 
 
-@pytest.mark.parametrize("command", [["plan"], ["--dry-run"]], ids=["plan", "dry-run"])
-def test_dry_run_and_plan_report_all_mistakes_with_their_places(folder, command, monkeypatch):
+@pytest.mark.parametrize("command", [["plan"], ["--dry-run"], ["train"]], ids=["plan", "dry-run", "train"])
+def test_all_mistakes_are_reported_with_their_places(folder, command, monkeypatch):
     monkeypatch.setattr("rptrain.planner.refusals.find_spec", lambda name: None)
     (folder / "rows.jsonl").write_text('{"question": 1}\n')
     (folder / "c.toml").write_text(

@@ -10,6 +10,7 @@ from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, keep_allocator_tidy, quiet_connections
 from rptrain.runs.signals import PROCESS
 from rptrain.utils.console import console
+from rptrain.utils.errors import UserError
 from rptrain.utils.phase_display import PhaseDisplay
 
 if TYPE_CHECKING:
@@ -50,10 +51,32 @@ def train(
         shown = not as_json and (launch is None or launch.rank == 0)
         with PhaseDisplay(shown=shown, console=console()), PROCESS.importing():
             from rptrain.train.run import train as run
-        trained = run(resolved, quiet=as_json, watchdog=watchdog)
+        try:
+            trained = run(resolved, quiet=as_json, watchdog=watchdog)
+        except UserError as error:
+            if launch is not None and launch.world > 1:
+                raise
+            with PhaseDisplay(shown=shown):
+                raise _with_others(resolved, error) from None
         if as_json and (launch is None or launch.rank == 0):
             model = str(trained.model_path) if trained.finished else None  # None: it was told to stop before
             print(json.dumps({"run": str(trained.path), "model": model}))
+
+
+def _with_others(resolved: "Resolved", error: UserError) -> UserError:
+    """All mistakes of a run with their places, if `error`, at which training stopped, is one of them; else `error`."""
+    from rptrain.config.errors import ConfigError
+    from rptrain.planner.dry_run import check_run
+
+    try:
+        check_run(resolved)
+    except ConfigError as found:
+        first = str(error).splitlines()[0]
+        if any(first in text or first.endswith(text) for _, text in found.mistakes):
+            return found
+    except UserError:  # of what training does not need, such as a plan
+        pass
+    return error
 
 
 def _check(resolved: "Resolved", *, as_json: bool) -> None:
