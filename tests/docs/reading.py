@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from string import Template
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -13,7 +14,7 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*/*.md")),
 ]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-COMMENT = re.compile(r"<!-- (.+?) -->\s*\Z", re.DOTALL)
+COMMENT = re.compile(r"<!-- ((?:(?!-->).)+)-->\s*\Z", re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 
 
@@ -75,7 +76,7 @@ def commands() -> Iterator[Command]:
         variables: dict[str, str] = {}
         joined = block.text.replace("\\\n", " ")
         for line in joined.splitlines():
-            filled = re.sub(r"\$(\w+)", lambda match: variables.get(match[1], match[0]), line)
+            filled = Template(line).safe_substitute(variables)
             if assigned := re.fullmatch(r'(\w+)="(.*)"', filled):
                 variables[assigned[1]] = assigned[2]
                 continue

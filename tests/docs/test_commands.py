@@ -5,6 +5,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 from typer.main import get_command
@@ -107,7 +108,7 @@ def test_every_pytest_command_names_markers_and_files_that_exist():
         if "pytest" not in words:
             continue
         arguments = words[words.index("pytest") + 1 :]
-        for option, value in zip(arguments, arguments[1:], strict=False):
+        for option, value in pairwise(arguments):
             if option == "-m":
                 named = set(re.findall(r"\w+", value)) - {"and", "or", "not"}
                 assert named <= markers, command.place

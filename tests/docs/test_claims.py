@@ -1,0 +1,84 @@
+"""What the documents say of the program in words and tables, compared with where the program says it."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import torch
+
+from rptrain.config.resolve import resolve
+from rptrain.config.schema import keys
+from rptrain.data.messages import NATIVE, ROLES
+from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
+from rptrain.planner.changes import ORDER
+from rptrain.planner.learning_rate import LARGE, RATES, as_rate
+from rptrain.planner.model import training_model
+from rptrain.runs import run_dir
+
+from .reading import ROOT, prose
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+GUIDE = ROOT / "docs" / "guide"
+
+
+def text(name: str) -> str:
+    """The words of a document, without its blocks."""
+    return " ".join(prose(ROOT / name).split())
+
+
+def table(document: Path, heading: str) -> list[list[str]]:
+    """The rows of the first table under a heading, without its own heading."""
+    section = document.read_text(encoding="utf-8").split(f"# {heading}\n")[1]
+    rows = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    assert rows is not None
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in rows[0].splitlines()[2:]]
+
+
+def test_versions_are_those_of_pyproject():
+    needs = {name: (low, high) for name, low, high in re.findall(r"(\w+)>=([\d.]+),<([\d.]+)", str(PROJECT))}
+    low, high = needs["torch"]
+    torch_range = f"torch {low} to {high.split('.')[0]}.{int(high.split('.')[1]) - 1}"
+    assert torch_range in text("README.md") and torch_range in text("CONTRIBUTING.md")
+    for name in ("transformers", "peft"):
+        assert f"{name} {needs[name][0]} to below {needs[name][1]}" in text("CONTRIBUTING.md")
+    assert f"Python {PROJECT['requires-python'].removeprefix('>=')} to " in text("README.md")
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1200
+
+
+def test_keys_that_a_resumed_run_may_change():
+    section = text("docs/guide/resume.md").split("You may change ")[1].split(" To extend")[0]
+    named = set(re.findall(r"`(\w+\.\w+)`", section)) & set(keys())
+    free = {key for key in keys() if run_dir._FREE.fullmatch(key)}
+    assert named <= free
+    assert {key for key in free - named if key.partition(".")[0] not in ("save", "log", "eval")} == set()
+
+
+def test_advice_is_listed_in_its_order():
+    listed = [key for row in table(GUIDE / "memory.md", "Out of memory") for key in re.findall(r"`(\w+\.\w+)", row[0])]
+    assert listed == [*ORDER]
+
+
+def test_roles_of_the_data():
+    listed = {}
+    for role, others in table(GUIDE / "data.md", "Roles"):
+        listed |= {name: role.strip("`") for name in re.findall("`(\\w+)`", others.partition("(")[0])}
+    assert listed == {name: role for name, role in ROLES.items() if name != role}
+    assert NATIVE == ("observation",)  # see the last row
+
+
+def test_learning_rates_of_new_runs():
+    listed = [row[1:] for row in table(GUIDE / "lora.md", "Rank and learning rate")]
+    assert listed == [[as_rate(full), as_rate(adapters)] for full, adapters in (*(one[1:] for one in RATES), LARGE)]
+
+
+def test_bytes_of_an_update():
+    words = text("docs/guide/scaling.md")
+    bytes_of = {kind: update_bytes(torch.bfloat16, kind) for kind in ("fp32", "bf16", "int8")}
+    assert f"optimizer state they are {bytes_of['fp32']:g}" in words
+    assert f"With bfloat16 optimizer state they are {bytes_of['bf16']:g}, with int8 {bytes_of['int8']:.1f}" in words
+    _, spec = training_model(resolve(ROOT / "benchmarks/qwen3-1.7b.toml", ["engine.fp8=true"]).config)
+    in_fp8 = update_bytes(torch.bfloat16, "fp32", codes=fraction_of_codes(spec.units))
+    assert f"{in_fp8:.1f} on average for Qwen3-1.7B" in words
