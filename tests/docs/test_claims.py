@@ -5,7 +5,9 @@ import tomllib
 from pathlib import Path
 
 import torch
+from typer.main import get_command
 
+from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import keys
 from rptrain.data.messages import NATIVE, ROLES
@@ -14,6 +16,7 @@ from rptrain.planner.changes import ORDER
 from rptrain.planner.learning_rate import LARGE, RATES, as_rate
 from rptrain.planner.model import training_model
 from rptrain.runs import run_dir
+from rptrain.schedule.machine import CARDS
 
 from .reading import ROOT, prose
 
@@ -54,6 +57,38 @@ def test_keys_that_a_resumed_run_may_change():
     free = {key for key in keys() if run_dir._FREE.fullmatch(key)}
     assert named <= free
     assert {key for key in free - named if key.partition(".")[0] not in ("save", "log", "eval")} == set()
+
+
+def test_defaults_in_sentences():
+    words = " ".join(text(f"docs/guide/{file.name}") for file in sorted(GUIDE.glob("*.md")))
+    named = re.findall(r"`(\w+\.\w+)`[^`.]{0,20}\(default: ([\w.]+)\)", words)
+    assert len(named) >= 6
+    fields = keys()
+    assert [(key, value) for key, value in named if str(fields[key].default).lower().removesuffix(".0") != value] == []
+
+
+def test_options_of_chat_and_their_defaults():
+    params = {param.opts[0]: param for param in get_command(app).commands["chat"].params if param.opts[0] != "--help"}
+    listed = [row[0].strip("`").split() for row in table(GUIDE / "chat.md", "Talk to a model")]
+    assert {words[0] for words in listed} == {name for name in params if name.startswith("--")}
+    shown = {words[0]: words[1] for words in listed if len(words) > 1 and not words[1].isupper()}
+    assert shown == {name: str(params[name].default) for name in shown}
+
+
+def test_cards_and_templates():
+    words = text("docs/guide/memory.md")
+    assert f"`--card` ({', '.join(CARDS)})" in words
+    heading, *rows = re.search(r"(?:^\|.*\n)+", prose(GUIDE / "scaling.md").split("a lower one in backward")[1], re.M)[
+        0
+    ].splitlines()
+    columns = [name.split(", ") for name in (cell.strip() for cell in heading.strip("|").split("|"))][1:]
+    for row, kind in zip(rows[1:], ("bf16", "fp16", "fp8"), strict=True):
+        for names, cell in zip(columns, [cell.strip() for cell in row.strip("|").split("|")][1:], strict=True):
+            for name in names:
+                peak = getattr(next(card.peak for card in CARDS.values() if card.name == name), kind)
+                assert cell == ("none" if peak is None else f"{peak:g}"), (name, kind)
+    names = [row[0].strip("`") for row in table(GUIDE / "data.md", "Chat templates")]
+    assert sorted(names) == sorted(file.stem for file in (ROOT / "rptrain/data/templates").glob("*.jinja"))
 
 
 def test_advice_is_listed_in_its_order():
