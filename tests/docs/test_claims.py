@@ -1,5 +1,6 @@
 """What the documents say of the program in words and tables, compared with where the program says it."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -10,6 +11,7 @@ from typer.main import get_command
 from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import keys
+from rptrain.data.formats import FORMATS
 from rptrain.data.messages import NATIVE, ROLES
 from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
 from rptrain.planner.changes import ORDER
@@ -18,7 +20,7 @@ from rptrain.planner.model import training_model
 from rptrain.runs import run_dir
 from rptrain.schedule.machine import CARDS
 
-from .reading import ROOT, prose
+from .reading import ROOT, blocks, prose
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 GUIDE = ROOT / "docs" / "guide"
@@ -94,6 +96,18 @@ def test_cards_and_templates():
 def test_advice_is_listed_in_its_order():
     listed = [key for row in table(GUIDE / "memory.md", "Out of memory") for key in re.findall(r"`(\w+\.\w+)", row[0])]
     assert listed == [*ORDER]
+
+
+def test_rows_of_each_format():
+    rows = table(GUIDE / "data.md", "Formats")
+    assert [name.strip("`") for name, _ in rows] == [*FORMATS]
+    for name, cell in rows:
+        row = json.loads(re.match("`(.*?)`", cell)[1])
+        parsed = FORMATS[name.strip("`")].parse(row)
+        assert parsed.get("messages") or parsed["text"]
+        assert [kind for kind, one in FORMATS.items() if one.keys <= row.keys()] == [name.strip("`")]
+    (thoughts,) = (block.text for block in blocks(GUIDE / "data.md") if block.language == "json")
+    assert FORMATS["messages"].parse(json.loads(thoughts))["messages"][1]["reasoning_content"]
 
 
 def test_roles_of_the_data():
