@@ -69,7 +69,10 @@ def refused(folder: Path, nothing_loads: None) -> Callable[..., str]:
     ("arguments", "message"),
     [
         (("train.sed=1",), "command line: unknown key `train.sed`: did you mean `train.seed`?\n"),
-        (("data.train.0.path=none.jsonl",), "none.jsonl: no such data file or folder\n"),
+        (
+            ("data.train.0.path=none.jsonl",),
+            "command line, data.train.0.path: none.jsonl: no such data file or folder\n",
+        ),
     ],
 )
 def test_the_command(folder, arguments, message):
@@ -141,7 +144,7 @@ def test_sequences_that_no_memory_holds(refused):
 def test_a_pattern_that_takes_too_long(refused, monkeypatch):
     monkeypatch.setattr("rptrain.utils.patterns.SECONDS", 0.2)
     said = refused("lora.r=2", "lora.target_modules=(([a-z0-9_.]+)+)+!")
-    assert said.startswith("lora.target_modules: '(([a-z0-9_.]+)+)+!' takes more than 0.2 s to match; ")
+    assert said.startswith("command line, lora.target_modules: '(([a-z0-9_.]+)+)+!' takes more than 0.2 s to match; ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -178,7 +181,10 @@ def test_more_devices_than_micro_batches_is_a_warning(folder, caplog):
 )
 def test_a_folder_that_cannot_be_made(refused, override):
     said = refused(override)
-    assert said.startswith("cannot create a run in ") and "change save.output_dir or log.run_name" in said
+    assert (
+        said.startswith("command line, save.output_dir: cannot create a run in ")
+        and "change save.output_dir or log.run_name" in said
+    )
 
 
 def test_a_name_with_control_characters(refused):

@@ -71,10 +71,10 @@ def _with_others(resolved: "Resolved", error: UserError) -> UserError:
     try:
         check_run(resolved)
     except ConfigError as found:
-        first = str(error).splitlines()[0]
-        if any(first in text or first.endswith(text) for _, text in found.mistakes):
+        stopped = str(error)
+        if any(stopped in (text, f"{key}: {text}") for key, (_, text) in zip(found.keys, found.mistakes, strict=True)):
             return found
-    except UserError:  # of what training does not need, such as a plan
+    except (UserError, OSError):  # of what training does not need, such as a plan
         pass
     return error
 
