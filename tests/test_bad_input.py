@@ -181,10 +181,7 @@ def test_more_devices_than_micro_batches_is_a_warning(folder, caplog):
 )
 def test_a_folder_that_cannot_be_made(refused, override):
     said = refused(override)
-    assert (
-        said.startswith("command line, save.output_dir: cannot create a run in ")
-        and "change save.output_dir or log.run_name" in said
-    )
+    assert "cannot create a run in " in said and "change save.output_dir or log.run_name" in said
 
 
 def test_a_name_with_control_characters(refused):
