@@ -20,6 +20,7 @@ RACES = (
     "tests/benchmarks/*",
     "tests/checkpoint/*",
     "tests/data/test_loss.py",
+    "tests/docs/test_outputs.py",
     "tests/engine/*",
     "tests/gpu/*",
     "tests/inference/*",
