@@ -18,7 +18,8 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
                  tokens_per_second, bubble, source (of the times, such as "times measured in runs/my" or "profile of
                  RTX 4090"), past (run and tokens_per_second of an earlier run with the same settings, or null); null
                  without a plan
-    length       steps, sequences, seconds, epochs, steps_per_epoch, samples and tokens (without padding) of the run,
+    length       steps, sequences, per_step (sequences of a step, of which the last one of an epoch can have fewer),
+                 seconds, epochs, steps_per_epoch, samples and tokens (without padding) of the run,
                  exact (whether the data was counted, not estimated from its first rows), filled (fraction that is not
                  padding), longest (tokens of the longest sample that was read), shorter (a max_length that would be
                  better, or null), and measured_seconds and measured_in (the time at the speed of an earlier run with
