@@ -142,7 +142,7 @@ class Table:
         output, run = (folder / "output").read_text(), newest(folder)
         records = [] if run is None else [*events.read(run.events_path)]
         problems = [*_problems(case, code, output, records)]
-        if run is None and case.kind not in HANGS and any((folder / "runs").iterdir()):
+        if run is None and case.kind not in HANGS and (folder / "runs").exists():
             problems.append("an incomplete run folder is left")
         if seconds > BOUND and not self._busy:
             problems.append(f"ended after {seconds:.1f} seconds")
@@ -164,7 +164,7 @@ class Table:
 
 def newest(folder: Path) -> RunDir | None:
     """The run that was begun last, if one was: its records begin once its config is written."""
-    runs = [RunDir(path) for path in (folder / "runs").iterdir()]
+    runs = [RunDir(path) for path in (folder / "runs").glob("*")]
     begun = [run for run in runs if run.events_path.exists()]
     return max(begun, key=lambda run: int(run.path.name.partition("-")[2] or 1), default=None)
 
@@ -181,7 +181,7 @@ def _problems(case: Case, code: int, output: str, records: Sequence[events.Event
         return
     if code != 1:
         yield f"ended with {code}"
-    if not records and (case.place, case.when) != ("fsync", "first"):  # the fsync of the run's config
+    if not records and (case.place, case.when) != ("fsync", "first"):  # before the run is created
         yield "without a record"
     if records and not isinstance(records[-1], events.Failed):
         yield f"the last record is {type(records[-1]).__name__}"
