@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -116,7 +117,7 @@ def figures(report: Report, whole: Report) -> dict[str, Any]:
         "copied_bytes": report.locking.copied,
         "locked_bytes": report.locking.locked,
         "tokens_per_second": report.tokens_per_second,
-        "of_all_locked": report.tokens_per_second / whole.tokens_per_second,
+        "of_all_locked": median(whole.steps) / median(report.steps),
         "steps": report.steps,
         "losses": report.losses,
         "busy": [usage.busy / usage.total for usage in report.usages],

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rptrain.utils.units import format_bytes
 
-COST = "copies of pageable memory are two to three times slower, and the thread that starts one waits for it"
+COST = "copies of pageable memory are three to nine times slower, and the thread that starts one waits for it"
 WSL_LIMIT = "WSL2 locks half of its memory or less"
 
 
