@@ -125,7 +125,7 @@ def test_kernels_that_do_more_than_copy_do_not_use_the_fastest_memory():
         assert CARDS["rtx3090"].seconds(Work(**{kind: 1e10})) == pytest.approx(1e10 / (TRAFFIC * 936e9))
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["float32 sums", "float16 sums"])
+@pytest.mark.parametrize("half", [False, True], ids=["float32_sums", "float16_sums"])
 def test_edges_lengthen_attention_in_proportion(half):
     for kind in ("attention", "attention_backward"):
         work = Work(**{kind: 1e13} | ({f"half_{kind}": 1e13} if half else {}))
