@@ -151,8 +151,9 @@ def shared_bytes(stages: Sequence[StageMemory], width: int, largest_layer: int) 
     """Bytes for all stages of a plan: parameters, prepared parameters, gradient accumulators, workspace.
 
     Parameters are uploaded while the device's previous stage is computed, and accumulators are downloaded while the
-    next one is, so that both buffers hold any two stages that follow one another on a device. The stage at one place of
-    `stages` is followed by the one `width` places later. An evaluation uploads single layers beside the next stage.
+    next one is, so that both buffers hold any two stages that follow one another on a device while no iteration is
+    short. The stage at one place of `stages` is followed by the one `width` places later. An evaluation uploads single
+    layers beside the next stage.
     """
     params, prepared, sums, work = zip(*stages, strict=True)
     turn = width % len(stages)

@@ -152,6 +152,7 @@ class Worker:
             if not slots or slots[0].index != following.index:  # the slot before was expected in vain
                 self._drop(upload)
                 upload = None
+                self._overwrite_after(1 - self._turn % 2)
             number, following = self._first_after(iteration.number)
             program = [*((iteration.number, slot) for slot in slots), (number, following)]
             for (_, slot), then in pairwise(program):
@@ -221,25 +222,17 @@ class Worker:
         if upload.is_blocked():
             self._flush()
         end = self._backward % 2 if stage.backward else 0
-        run = _SlotRun(
-            iteration,
-            slot,
-            self._context.bounds.stages[slot.stage_index],
-            parity,
-            end,
-            self._bind_params(slot.stage_index, parity),
-            self._bind_sums(slot.stage_index, end) if stage.backward else [],
-            upload,
-        )
+        io, params = self._context.bounds.stages[slot.stage_index], self._bind_params(slot.stage_index, parity)
+        sums = self._bind_sums(slot.stage_index, end) if stage.backward else []
+        run = _SlotRun(iteration, slot, io, parity, end, params, sums, upload)
         if stage.backward:
             self._start_sums(iteration, slot, layout, end)
         if stage.kind == "FB" and self._losses_read is not None:
             device.compute.wait(self._losses_read)
-        other = self._param_read[1 - parity]
         if not slot.micro_batches:
             self._drop(upload)
-            if other is not None:
-                device.param_upload.wait(other)
+            self._overwrite_after(1 - parity)
+        fit = self._params.fit(upload.nbytes, following.nbytes)  # always, unless the iteration is short
         for m in slot.micro_batches:
             self._where = f"{slot} micro-batch {m}"
             if len(self._ahead) == MICRO_BATCHES_AHEAD:
@@ -248,18 +241,26 @@ class Worker:
             self._recorder.begin(iteration.number, slot, m)
             arrived, done, left = self._micro_batch(run, m)
             self._ahead.append(done)
-            if m == slot.micro_batches.start and other is not None:
-                device.param_upload.wait(other)
-            following.issue(arrived)
+            if m == slot.micro_batches.start:
+                self._overwrite_after(1 - parity)
+            if fit:
+                following.issue(arrived)
             if self._download is not None:
                 self._download.issue(left)
             self._recorder.issued()
         if slot.micro_batches:
             self._param_read[parity] = self._ahead[-1]
+        if not fit:
+            self._overwrite_after(parity)
         if stage.backward:
             self._end_sums(iteration, slot, layout, end)
         if stage.kind == "FB":
             self._send_losses(iteration, slot)
+
+    def _overwrite_after(self, end: int) -> None:
+        """Lets uploads wait until the parameters at an end of the buffer, if any, are no longer read."""
+        if (read := self._param_read[end]) is not None:
+            self._device.param_upload.wait(read)
 
     def _bind_params(self, stage: int, end: int) -> list[Bound]:
         """The parameters of a stage at an end of the buffer: hundreds of views, made once because that takes long."""

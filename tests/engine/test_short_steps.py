@@ -1,5 +1,6 @@
 """Steps with fewer micro-batches than the plan: no padding is computed, and the bits are those of padded steps."""
 
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -72,6 +73,22 @@ def test_padding_is_not_computed_and_no_bit_differs(plan, asynchronous):
     assert set(computed.values()) <= {len(batch.input_ids) for batch in batches}
     assert all(computed[i, stage] == len(batches[i].input_ids) for i, stage in computed)
     assert len(computed) == 5 * len(batches)
+
+
+def test_stages_that_do_not_fit_in_the_buffer_together_do_not_overlap():
+    """In full iterations, B0-2 and F0-2 never follow one another on a device. Passes of B0-2 are slow here."""
+    plan, cfg = "F0-2 F3-3 FB4-4 B3-3 B0-2 | N=2 M=4 MR=2", plain.config(num_hidden_layers=4, tie_word_embeddings=True)
+    counts = [4, 2, 4, 2, 4]
+    batches = [short(batch, count) for batch, count in zip(plain.make_batches(5), counts, strict=True)]
+
+    def slow(where):
+        if ":B0-2" in where and "micro-batch" in where:
+            time.sleep(0.01)
+
+    found = runs.run(cfg, batches, plan, asynchronous=True, probe=slow)
+    expected = runs.run(cfg, [*map(padded, batches)], plan, asynchronous=True)
+    assert found[:2] == expected[:2]
+    assert all(torch.equal(found[2][name], expected[2][name]) for name in found[2])
 
 
 @UPDATES

@@ -28,5 +28,9 @@ class TwoEnded:
         whole = self._whole(size)
         return self._buffer[whole:] if end == 0 else self._buffer[: len(self._buffer) - whole]
 
+    def fit(self, size: int, other: int) -> bool:
+        """Whether `size` elements at one end and `other` ones at the other end do not overlap."""
+        return self._whole(size) + self._whole(other) <= len(self._buffer)
+
     def _whole(self, size: int) -> int:
         return -(-size // self._aligned) * self._aligned
