@@ -372,7 +372,7 @@ class Engine:
         done = sum(device.work.get(step, 0) for device in recorder.devices)
         return StepProgress(
             micro_batches,
-            min(done / work, 1.0),
+            min(done / work, 1.0) if work else 1.0,  # a process may have no micro-batch of a short step
             min(max(optimizer.updates - step * units, 0) / units, 1.0),
             min((began for device in recorder.devices if (began := device.began.get(step)) is not None), default=None),
             optimizer.seconds or 0.0,

@@ -148,6 +148,23 @@ def test_an_engine_that_is_closed_completes_its_steps(asynchronous):
         assert all(torch.equal(found[name], weights) for name, weights in expected.items())
 
 
+def test_the_progress_of_a_process_without_micro_batches():
+    """Of 3 processes, in a step with 2 micro-batches."""
+    batch = short(plain.make_batches(1, micro_batches=12)[0], 2)
+
+    def train(store, plan, **options):
+        with runs.engine_of(store, plan, tokens=batch.sequences * batch.length, watched=True, **options) as engine:
+            engine.forward_backward(batch)
+            engine.step(1e-3)
+            engine.synchronize()
+            return engine.progress(0)
+
+    found = several(3, plain.config(num_hidden_layers=2), {}, train, asynchronous=False)
+    assert [(progress.micro_batches, progress.done, progress.computed) for progress in found] == [
+        *((2, 2, 1.0), (0, 0, 1.0), (0, 0, 1.0))
+    ]
+
+
 def test_evaluations_snapshots_and_sums_of_each_part():
     """A process has optimizer state of its own part only; the parts are all."""
     cfg, (batch, other) = plain.config() | SIZES, plain.make_batches(2, micro_batches=12, vocab=VOCAB)
