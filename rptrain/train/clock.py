@@ -102,13 +102,14 @@ class StepTimes:
         self._seconds: deque[float] = deque(maxlen=count)
         self._ended: float | None = None  # the previous step, unless it was interrupted
 
-    def finished(self) -> float | None:
-        """A step has ended. Returns its duration, if it has one."""
+    def finished(self, *, counts: bool = True) -> float | None:
+        """A step has ended. Returns its duration, if it has one. A short step does not count for the median."""
         now, before = time.perf_counter(), self._ended
         self._ended = now
         if before is None:
             return None
-        self._seconds.append(now - before)
+        if counts:
+            self._seconds.append(now - before)
         return now - before
 
     @contextmanager

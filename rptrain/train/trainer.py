@@ -20,6 +20,7 @@ from rptrain.inference.evaluate import ask_questions
 from rptrain.kernels.compiling import COMPILED
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
+from rptrain.planner.short_steps import tokens_of
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, Commands, Control, StopRequested
 from rptrain.runs.lanes import Phase, StepNumbers
@@ -239,13 +240,14 @@ class Trainer:
     def _record(self, engine: Engine, done: RunningStep) -> None:
         """Record a step that has ended."""
         loss, update = done.loss.result(), done.update.result()
-        seconds = self._step_times.finished()
+        batch, longest = done.batch, tokens_of(self._job.config, self._job.batches.per_epoch)
+        seconds = self._step_times.finished(counts=batch.tokens == longest)
         made, self._made = self._made, COMPILED.made
         warm_up = COMPILED.made > made or done.first is not None
-        speed = self._throughput.finished(done.batch.tokens, warm_up=warm_up)
+        speed = self._throughput.finished(batch.tokens, warm_up=warm_up)
         numbers = StepNumbers.of(done.step, loss, done.learning_rate, update.grad_norm, speed, seconds)
         self._telemetry.last = numbers
-        self._compare_shares(engine, done.step, seconds)
+        self._compare_shares(engine, done.step, seconds if len(batch.input_ids) == batch.full else None)
         self._watchdog.heartbeat(done.step)
         self._skipped.update(done.step, done.loss, update)
         if engine.trace is not None:
@@ -259,8 +261,8 @@ class Trainer:
             loss=loss,
             learning_rate=done.learning_rate,
             grad_norm=update.grad_norm,
-            tokens=done.batch.tokens,
-            supervised=done.batch.supervised,
+            tokens=batch.tokens,
+            supervised=batch.supervised,
             tokens_per_second=self._throughput.average() if speed is None else speed,
             skipped=update.skipped,
             warm_up=speed is None,
@@ -272,7 +274,7 @@ class Trainer:
         self._repeats.add(done.step, loss)
 
     def _compare_shares(self, engine: Engine, step: int, seconds: float | None) -> None:
-        """Notice processes that are slower than the others. `seconds`: the duration of the step, if it has one."""
+        """Notice processes that are slower than the others. `seconds`: the duration of a step of equal shares."""
         before, self._starved = self._starved, engine.starved
         if seconds is not None:
             self._share_times.add(seconds - (self._starved - before))
@@ -383,8 +385,7 @@ class Trainer:
                 shared=self._shared,
             )
         self._starved = 0.0
-        locking = engine.locking
-        if locking.missing and not self._locking_told:
+        if (locking := engine.locking).missing and not self._locking_told:
             self._emit(events.MemoryNotLocked(locking.locked, locking.copied, locking_advice()))
             self._locking_told = True
         telemetry, watchdog = self._telemetry, self._watchdog
@@ -417,14 +418,9 @@ class Trainer:
             candidate.timings.save(self._records.path)
 
     def _learning_rate(self, step: int) -> float:
-        optim = self._job.config.optim
-        return learning_rate(
-            step,
-            base=optim.learning_rate,
-            kind=optim.lr_scheduler_type,
-            warmup_steps=optim.warmup_steps,
-            total_steps=self._job.total_steps,
-        )
+        optim, total = self._job.config.optim, self._job.total_steps
+        kind, warmup = optim.lr_scheduler_type, optim.warmup_steps
+        return learning_rate(step, base=optim.learning_rate, kind=kind, warmup_steps=warmup, total_steps=total)
 
     @contextmanager
     def _doing(self, phase: Phase) -> Iterator[None]:

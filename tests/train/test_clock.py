@@ -5,6 +5,9 @@ import time
 import pytest
 
 from rptrain.train.clock import Clock, StepTimes, Throughput
+from rptrain.train.group import ShareTimes
+
+from .. import run_tools as tools
 
 
 def test_pauses_and_the_time_between_two_engines_do_not_count(monkeypatch: pytest.MonkeyPatch):
@@ -112,3 +115,25 @@ def test_a_step_lasts_from_the_end_of_the_previous_one_and_interruptions_do_not_
     assert times.median == 5
     finish(7)
     assert times.median == 6, "of the last three"
+    now[0] += 1000
+    assert times.finished(counts=False) == 1000 and times.median == 6
+
+
+@pytest.mark.parametrize(
+    ("size", "counted", "compared"), [(64, [True, True, True, False, True, True], 3), (1024, [True] * 6, 0)]
+)
+def test_short_steps_are_compared_neither_between_plans_nor_between_processes(
+    tmp_path, monkeypatch, size, counted, compared
+):
+    """Of 205 sequences, each fourth step has the last 13, or every step has all."""
+    tools.write_model(tmp_path / "model")
+    found, shares, finished = list[bool](), list[float](), StepTimes.finished
+
+    def finish(times: StepTimes, *, counts: bool) -> float | None:
+        found.append(counts)
+        return finished(times, counts=counts)
+
+    monkeypatch.setattr(StepTimes, "finished", finish)
+    monkeypatch.setattr(ShareTimes, "add", lambda times, seconds: shares.append(seconds))
+    tools.train_here(tmp_path, "data.val_size=0.2", f"train.global_batch_size={size}", "engine.replan=false")
+    assert found == counted and len(shares) == compared, "the first step and the last one have no duration"
