@@ -21,6 +21,7 @@ from rptrain.cli.commands import app
 from rptrain.data.progress import ReadProgress
 from rptrain.planner.timings import FILE
 from rptrain.runs.process import FOLDER as PROCESSES
+from rptrain.train.run_end import TRACEBACK
 from rptrain.utils.phases import phase
 
 from ..cases import long
@@ -138,4 +139,4 @@ def test_the_first_run_prints_and_writes_what_the_guide_shows(tmp_path, monkeypa
     check(quoted(TRAINING), result.output, numbers=False)
     tree = re.findall(r"^ {2,4}([\w.-]+)", quoted(FOLDER), re.MULTILINE)
     assert {path.name for path in (tmp_path / "runs" / "tiny-tasks").iterdir()} <= set(tree)
-    assert {FILE, PROCESSES, "closing.txt"} <= set(tree)
+    assert {FILE, PROCESSES, TRACEBACK, "closing.txt"} <= set(tree)
