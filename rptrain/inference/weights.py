@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -89,7 +90,7 @@ class Streamed:
         self._current = 0  # the slot of the block that is read
         self._copying = torch.cuda.Stream(device) if self._on_gpu else None
         if self._copying is not None:
-            weakref.finalize(self, self._copying.synchronize)  # before the host memory is unlocked
+            weakref.finalize(self, _end_copies, self._copying)  # before the host memory is unlocked
         self._arrived = [torch.cuda.Event() for _ in range(SLOTS)] if self._on_gpu else []
 
     @property
@@ -131,6 +132,11 @@ class Streamed:
             flat = self._host[unit]
             self._slots[slot][start : start + flat.nbytes].copy_(flat, non_blocking=True)
             start += flat.nbytes
+
+
+def _end_copies(stream: torch.cuda.Stream) -> None:
+    with suppress(RuntimeError):  # a GPU that has failed refuses every call
+        stream.synchronize()
 
 
 def _loaded(model: Model) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -68,6 +69,12 @@ def test_two_blocks_at_most_are_on_the_device(tmp_path: Path, monkeypatch: pytes
     generate(model.spec, place, PROMPTS, 2)
     assert len(model.spec.layers) == 3 and copies[:5] == [(0, 1), (1, 0), (2, 1), (0, 0), (1, 1)]
     assert len(place._slots) == 2
+
+
+def test_weights_are_freed_without_another_error_after_their_gpu_failed() -> None:
+    stream = Mock(synchronize=Mock(side_effect=torch.AcceleratorError("CUDA error: device lost")))
+    weights._end_copies(stream)
+    assert stream.synchronize.called
 
 
 def test_what_copies_of_pageable_memory_cost_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
