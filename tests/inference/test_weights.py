@@ -91,6 +91,7 @@ def test_what_copies_of_pageable_memory_cost_is_said(tmp_path: Path, monkeypatch
     room = Room(1 << 40, 1e10, "RTX 4090", 1 << 40, 1e12, 1e10)
     expected = generate_text(Request(tmp_path / "model", ["a b"], 3), room, "cpu")
     monkeypatch.setattr(weights, "Streamed", Partly)
+    monkeypatch.setattr(weights, "try_out", lambda device: None)
     said: list[str] = []
     assert generate_text(Request(tmp_path / "model", ["a b"], 3, tell=said.append), room, "streamed") == expected
     assert len(said) == 1 and said[0].startswith("2.00 MiB of the 3.00 MiB")
