@@ -35,9 +35,9 @@ class Stopping:
         if self._told < step and (left is None or left >= TOLD):
             self._told = step
             ends = "has just begun" if left is None else f"ends in about {format_duration(left)}"
-            limit = f" or dropped after {format_duration(time)}" if self._alone and (left is None or late) else ""
+            limit = f", or dropped after {format_duration(time)}" if self._alone and (left is None or late) else ""
             keeps = f"keeps checkpoint-{saved}" if saved else "saves nothing"
-            what = f"step {step} {ends} ({_done(progress)}) and is then saved{limit}"
+            what = f"step {step} {ends} ({_done(progress)}): it is saved at its end{limit}"
             self._note(f"{what}; another signal stops at once and {keeps}")
         return False
 
