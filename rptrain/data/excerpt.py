@@ -24,7 +24,7 @@ from rptrain.data.turns import Reasoning
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState, states_of
 
-AT_ONCE = 64  # rows that are tokenized before limits are looked at
+AT_ONCE = 64  # rows that are tokenized at once, at most
 FILES = 16  # files of a set that are read
 HASHED = 256 << 20  # bytes of a set's files that are hashed to find their tokens in the cache
 REASONS = 10_000  # bad rows whose reasons are kept
@@ -36,7 +36,7 @@ class Limits:
 
     rows: int
     characters: int
-    seconds: float  # looked at after every AT_ONCE rows
+    seconds: float  # looked at after every AT_ONCE rows, or fewer long ones
 
 
 PLANNING = Limits(rows=1024, characters=1 << 20, seconds=3.0)
@@ -228,15 +228,28 @@ def _of_file(file: Path, format: str, tokenizing: Tokenizing, limits: Limits) ->
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
+def _some(examples: Iterator[Example], size: int, limit: int) -> tuple[list[Example], int]:
+    """At most AT_ONCE examples, the last of which brings the characters that were read to the limit, and these."""
+    some = list[Example]()
+    for example in islice(examples, AT_ONCE):
+        some.append(example)
+        size += len(example.text or str(example.messages))
+        if size >= limit:
+            break
+    return some, size
+
+
 def _read(
     examples: Iterator[Example], name: str, tokenizing: Tokenizing, limits: Limits, tally: Tally
 ) -> tuple[Stream, bool, bool]:
     """The documents of examples, and whether a limit, and whether only that of time, stopped before the last one."""
     documents: list[Document] = []
     size, until, full, late = 0, time.monotonic() + limits.seconds, False, False
-    while not (full or late) and (some := list(islice(examples, AT_ONCE))):
+    while not (full or late):
+        some, size = _some(examples, size, limits.characters)
+        if not some:
+            break
         documents += tokenizing.documents(some, tally)
-        size += sum(len(example.text or str(example.messages)) for example in some)
         full = tally.total >= limits.rows or size >= limits.characters
         late = not full and time.monotonic() > until
     return gather(documents, name), full or late, late

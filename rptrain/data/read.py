@@ -191,8 +191,7 @@ def _json_rows(path: Path) -> Rows:
             if not data.strip():
                 continue
             try:
-                text = data.rstrip().decode("utf-8-sig", "surrogatepass")
-                yield line, json.loads(text, object_pairs_hook=unique_keys, parse_int=whole_number)
+                yield line, _json_value(data)
             except json.JSONDecodeError as error:
                 several = "an object over several lines: write each on one line, or all as one JSON list"
                 wrong = f"not valid JSON: {error.msg} in column {error.colno:,}"
@@ -203,6 +202,12 @@ def _json_rows(path: Path) -> Rows:
                 yield line, error
             except RecursionError:
                 yield line, ValueError(TOO_DEEP)
+
+
+def _json_value(line: bytes) -> Any:
+    """The value on a line. The line's text is freed at the end: a row may be long."""
+    text = line.rstrip().decode("utf-8-sig", "surrogatepass")
+    return json.loads(text, object_pairs_hook=unique_keys, parse_int=whole_number)
 
 
 def _csv_rows(path: Path) -> Rows:

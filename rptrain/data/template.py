@@ -17,14 +17,22 @@ from rptrain.data import notes, templates
 from rptrain.data.formats import Example, Tally
 from rptrain.data.render import LONGEST, NESTED, Template, exceeded, is_special, too_long
 from rptrain.data.rows import SHORT, Encoded, EncodeSettings, Tokens, encode_rows, load, tokens_of_chat, tokens_of_text
-from rptrain.data.tokens import Document, tokenized
+from rptrain.data.tokens import Document, ids_of, tokenized
 from rptrain.data.turns import Reasoning, Rendering
+from rptrain.engine.store import available_bytes
 from rptrain.utils import temporary
 from rptrain.utils.errors import UserError
+from rptrain.utils.heap import trim
 from rptrain.utils.limited import Limited, Pool
 from rptrain.utils.parallel import own_cores
+from rptrain.utils.units import format_bytes
 
 CHUNK_TEXT = 1 << 21  # characters after which a text is tokenized in parts
+WAITING = 1 << 25  # characters of long texts that are read ahead
+# Bytes per character while a text is tokenized here: in parts, with a tokenizer that makes a token of each character
+# (with a large vocabulary it takes half), and as a whole with offsets, with a large vocabulary.
+PART_BYTES, WHOLE_BYTES = 340, 180
+TOKEN_BYTES = 8  # of a text in parts, per token: the tokens of the parts before, and their mask
 ROWS, ROW_BYTES = 256, 1 << 20  # maximum examples that a child process takes at once, and their bytes
 SECONDS = 5.0  # processor time of a row, and as much again for every MESSAGES, since some turns are rendered separately
 MESSAGES = 20
@@ -56,6 +64,7 @@ def encode(
     encoder = _Encoder(tokenizer, assistant_only_loss, chat_template, reasoning, eos_ids)
     count = processes or own_cores()
     waiting = deque[tuple[list[_Item], Future[list[Encoded]]]]()
+    long = 0  # characters of long texts that wait
     with Pool(count) as pool:
         for items in _some(examples, assistant_only_loss):
             rows = [row for _, row in items if isinstance(row, bytes)]
@@ -64,8 +73,11 @@ def encode(
             seconds = SECONDS * (1 + most // MESSAGES)
             encoded = pool.submit(encode_rows, settings, rows, seconds=seconds, setup=partial(load, settings))
             waiting.append((items, encoded))
-            if len(waiting) > 2 * count:
-                yield from encoder.documents(*waiting.popleft(), tally)
+            long += _long(items)
+            while len(waiting) > 2 * count or long > WAITING:
+                items, encoded = waiting.popleft()
+                long -= _long(items)
+                yield from encoder.documents(items, encoded, tally)
         while waiting:
             yield from encoder.documents(*waiting.popleft(), tally)
 
@@ -127,6 +139,7 @@ class _Encoder:
                 yield self._here(example)
                 continue
             if isinstance(tokens, Rendering):
+                _check_room(example, len(tokens.text) * WHOLE_BYTES)
                 tokens = self._of_chat(tokens)
             if isinstance(tokens, str):
                 tally.add(example.line, tokens)
@@ -144,7 +157,9 @@ class _Encoder:
         """The document of a text that takes longer than a child process may."""
         text, prompt = example.text or "", example.prompt
         if len(text) > CHUNK_TEXT and not prompt:
+            _check_room(example, parts_bytes(len(text)))
             return _long_text(example.line, text, self._tokenizer)
+        _check_room(example, len(text) * WHOLE_BYTES)
         found = tokenized(self._tokenizer, text, return_offsets_mapping=True)
         tokens = tokens_of_text(self._texts, text, prompt, found["input_ids"], found["offset_mapping"])
         return _document(example, tokens)
@@ -167,6 +182,11 @@ def _some(examples: Iterable[Example], assistant_only: bool) -> Iterator[list[_I
             some, size = [], 0
     if some:
         yield some
+
+
+def _long(items: list[_Item]) -> int:
+    """The characters of texts that are tokenized in this process."""
+    return sum(len(example.text or "") for example, row in items if row is None)
 
 
 def _row(example: Example, assistant_only: bool) -> bytes | str | None:
@@ -224,26 +244,43 @@ def load_template(tokenizer: Any, chat_template: str | None) -> str:
     return templates.text_of(chat_template)
 
 
+def parts_bytes(characters: int) -> int:
+    """The host memory that a text takes at most while it is tokenized in parts, if each character is a token."""
+    return min(characters, CHUNK_TEXT) * PART_BYTES + characters * TOKEN_BYTES
+
+
 def _long_text(line: int, text: str, tokenizer: Any) -> Document:
     """Splits a text into parts, if possible at line ends. Tokens at the ends may differ from those of the whole."""
     _check_end(tokenizer)
     end = [tokenizer.eos_token_id]
-    begin = tokenized(tokenizer, "")["input_ids"]
-    parts = [np.array(begin[:-1] if begin[-1:] == end else begin, np.int32)]
+    begin = tokenized(tokenizer, "")["input_ids"]  # which sets what `ids_of` needs
+    begin = begin[:-1] if begin[-1:] == end else begin
+    part = np.array(begin, np.int32)
+    tokens = bytearray(part.tobytes())
     start = 0
     while start < len(text):
         stop = start + CHUNK_TEXT
         if stop < len(text):
             stop = text.rfind("\n", start, stop) + 1 or stop
-        ids = tokenized(tokenizer, text[start:stop], add_special_tokens=False)["input_ids"]
-        if start == 0 and len(parts[0]) and ids[:1] == parts[0][-1:].tolist() == [tokenizer.bos_token_id]:
-            ids = ids[1:]
-        parts.append(np.array(ids, np.int32))
+        part = ids_of(tokenizer, text[start:stop])
+        if start == 0 and part[:1].tolist() == begin[-1:] == [tokenizer.bos_token_id]:
+            part = part[1:]
+        tokens += part.tobytes()
+        trim()
         start = stop
-    if parts[-1][-1:].tolist() != end:
-        parts.append(np.array(end, np.int32))
-    ids = np.concatenate(parts)
+    if part[-1:].tolist() != end:
+        tokens += np.array(end, np.int32).tobytes()
+    ids = np.frombuffer(tokens, np.int32)
     return Document(line, ids, np.ones(len(ids), bool), divisible=True)
+
+
+def _check_room(example: Example, nbytes: int) -> None:
+    """UserError if less host memory is free than the row takes while it is tokenized."""
+    if nbytes > (free := available_bytes()):
+        raise UserError(
+            f"{example.place}: tokenizing this row takes about {format_bytes(nbytes)} of host memory, but "
+            f"{format_bytes(free)} is free: stop other programs that use it, or split the row into several"
+        )
 
 
 def _check_end(tokenizer: Any) -> None:

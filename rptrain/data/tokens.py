@@ -14,6 +14,7 @@ from rptrain.data.probe import panics
 from rptrain.utils.liveness import progressed
 
 TOKENS = {"tokens": np.int32, "lengths": np.int32, "supervised": np.int32, "lines": np.int32, "divisible": np.bool_}
+PIECE = 1 << 20  # tokens that are written at once
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,18 @@ def tokenized(tokenizer: Any, texts: str | list[str], **options: Any) -> Any:
         return tokenizer(texts, return_attention_mask=False, verbose=False, **options)
 
 
+def ids_of(tokenizer: Any, text: str) -> np.ndarray:
+    """The tokens of a text without special tokens around it, int32 [tokens]. They have no offsets, which take as much
+    memory as everything else.
+
+    The tokenizer must have been called before, without truncation and padding: calls set what applies here. Raises as
+    `tokenized`.
+    """
+    with panics(tokenizer.name_or_path):
+        (encoding,) = tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    return np.array(encoding.ids, np.int32)
+
+
 class Builder:
     """Collects documents: passes tokens to `write`, and keeps the other arrays, 13 bytes per document."""
 
@@ -107,7 +120,9 @@ class Builder:
     def add(self, document: Document) -> None:
         progressed()
         ids = document.ids
-        self._write(np.where(document.supervised, ~ids, ids).tobytes())
+        for start in range(0, len(ids), PIECE):
+            some, supervised = ids[start : start + PIECE], document.supervised[start : start + PIECE]
+            self._write(np.where(supervised, ~some, some).tobytes())
         self.count += len(ids)
         self.largest = max(self.largest, int(ids.max(initial=-1)))
         self._lengths.append(len(ids))

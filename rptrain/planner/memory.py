@@ -12,6 +12,8 @@ from rptrain.checkpoint.adapter import shapes
 from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.schema import Config
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
+from rptrain.data.rows import SHORT
+from rptrain.data.template import parts_bytes
 from rptrain.engine.engine import ITERATIONS_AHEAD
 from rptrain.engine.footprint import Footprint, Shapes, StageMemories, stage_memory
 from rptrain.engine.iteration import iteration_bytes
@@ -277,6 +279,19 @@ def _host(
         notes += locking_notes(copied + sum(part.nbytes for part in staging))
     parts += _process(config, spec, workload, hardware)
     return MemoryPlace("host memory", "host", tuple(parts), hardware.host, hardware.host_source, tuple(notes))
+
+
+def long_text_warning(longest: int, host: MemoryPlace, program: int) -> str:
+    """A warning if the longest sample (tokens) does not fit on the host while it is tokenized, before the
+    run's buffers exist, beside the `program`; otherwise empty.
+    """
+    needed = program + TOKENIZERS + parts_bytes(longest)
+    if longest <= SHORT or host.limit is None or needed <= host.limit:
+        return ""
+    return (
+        f"the longest sample has {longest:,} tokens: with the program, tokenizing it takes about "
+        f"{format_bytes(needed)} of host memory, but {host.allowed}: split this sample into several"
+    )
 
 
 def worker_bytes(spec: ModelShape, run: RunPlan, shapes: Shapes) -> list[int]:

@@ -77,7 +77,7 @@ from rptrain.planner.learning_rate import low_rate
 from rptrain.planner.length import RunLength, length_of, warnings_of
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.measured_run import MeasuredRun
-from rptrain.planner.memory import MemoryPlan, least_memory, plan_run, with_saved
+from rptrain.planner.memory import MemoryPlan, least_memory, long_text_warning, plan_run, with_saved
 from rptrain.planner.model import find_files, for_hardware, trained_shape, training_model
 from rptrain.planner.network import Nodes
 from rptrain.planner.past_speed import PastSpeed, past_speed
@@ -138,8 +138,10 @@ class PlanReport:
         """What is probably not meant, as sentences."""
         of_length = () if self.length is None else warnings_of(self.config, self.length)
         of_rate = low_rate(self.config, self.spec.num_parameters)
-        machine = self.hardware.warnings
-        return [*machine, *self.readiness.warnings, *of_length, *filter(None, [of_rate, balance.note(self.spec)])]
+        longest = self.readiness.amount.longest if self.readiness.amount else 0
+        of_text = long_text_warning(longest, self.memory.host, self.hardware.program)
+        others = filter(None, [of_text, of_rate, balance.note(self.spec)])
+        return [*self.hardware.warnings, *self.readiness.warnings, *of_length, *others]
 
     @property
     def fits(self) -> bool:

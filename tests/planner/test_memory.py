@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.resolve import resolve
+from rptrain.data.template import parts_bytes
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import BLOCK
 from rptrain.engine.footprint import footprint
@@ -33,8 +34,10 @@ from rptrain.planner.hardware import LATER
 from rptrain.planner.memory import (
     CUDA,
     CUDA_EACH,
+    TOKENIZERS,
     MemoryPlace,
     least_memory,
+    long_text_warning,
     plan_run,
     saves,
     state_parts,
@@ -473,3 +476,15 @@ def test_a_process_has_memory():
     code = "from rptrain.planner import hardware; print(hardware.program_bytes())"
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert 5 << 20 < int(found.stdout) < GIB
+
+
+def test_a_long_sample_is_a_warning_if_it_does_not_fit_while_it_is_tokenized():
+    tokens, program = 30_000_000, 500 << 20
+    needed = program + TOKENIZERS + parts_bytes(tokens)
+
+    def warning(limit, tokens=tokens):
+        return long_text_warning(tokens, MemoryPlace("host memory", "host", (), limit, "engine.host_limit"), program)
+
+    assert not warning(None) and not warning(needed) and warning(needed - 1) and not warning(program, tokens=1000)
+    assert f"30,000,000 tokens: with the program, tokenizing it takes about {format_bytes(needed)}" in warning(1 << 30)
+    assert "but 1.00 GiB engine.host_limit allows: split this sample" in warning(1 << 30)
