@@ -78,8 +78,10 @@ class Card:
         if self.measured is not None:
             return f"measured by rptrain doctor on {self.measured.date}"
         of = "the data sheet's peak" if card_named(self.name) else "a peak that is guessed from the driver's figures"
-        fp8 = f", {self.shares.fp8:.2f} in FP8" if self.peak.fp8 and self.shares.fp8 != self.shares.bf16 else ""
-        return f"estimated: {self.shares.bf16:.2f} of {of}{fp8}"
+        shares = self.shares
+        fp8 = f", {shares.fp8:.2f} in FP8" if self.peak.fp8 and shares.fp8 != shares.bf16 else ""
+        fp16 = f", {shares.fp16:.2f} with sums in float16" if shares.fp16 != shares.bf16 else ""
+        return f"estimated: {shares.bf16:.2f} of {of}{fp8}{fp16}"
 
     def times(self, work: Work) -> dict[str, float]:
         """Seconds by kind of work. Products of experts and attention reach fixed shares of the rates."""

@@ -87,8 +87,9 @@ def test_cards_and_templates():
     for row, kind in zip(rows[1:], ("bf16", "fp16", "fp8"), strict=True):
         for names, cell in zip(columns, [cell.strip() for cell in row.strip("|").split("|")][1:], strict=True):
             for name in names:
-                peak = getattr(next(card.peak for card in CARDS.values() if card.name == name), kind)
-                assert cell == ("none" if peak is None else f"{peak:g}"), (name, kind)
+                card = next(card for card in CARDS.values() if card.name == name)
+                peak, share = getattr(card.peak, kind), getattr(card.shares, kind)
+                assert cell == ("none" if peak is None else f"{peak:g}, {share:.2f}"), (name, kind)
     names = [row[0].strip("`") for row in table(GUIDE / "data.md", "Chat templates")]
     assert sorted(names) == sorted(file.stem for file in (ROOT / "rptrain/data/templates").glob("*.jinja"))
 

@@ -399,7 +399,7 @@ def test_flags_stand_for_the_cards_figures():
         "asked": 3, "card_source": "--card",
         "rates": {"bf16": pytest.approx(108), "fp16": pytest.approx(0.8 * 419 / 2.09),
                   "fp8": pytest.approx(0.8 * 419 / 2.09),
-                  "source": "estimated: 1.08 of the data sheet's peak, 0.80 in FP8"},
+                  "source": "estimated: 1.08 of the data sheet's peak, 0.80 in FP8, 0.80 with sums in float16"},
     }  # fmt: skip
     given = as_json("--card", "l40s", "--tflops-fp16", "700", "--tflops-fp8", "600")[0]["machine"]
     assert given["rates"] | {"bf16": 0.8 * 362, "fp16": 560, "fp8": 480} == given["rates"]

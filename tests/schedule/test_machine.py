@@ -94,7 +94,9 @@ def test_products_in_fp8_on_a_card_without_it_and_on_hopper():
 
 def test_where_rates_come_from():
     assert CARDS["a100"].rates_source == "estimated: 0.80 of the data sheet's peak"
-    assert CARDS["rtx4090"].rates_source == "estimated: 0.96 of the data sheet's peak, 0.86 in FP8"
+    of_4090 = "estimated: 0.96 of the data sheet's peak, 0.86 in FP8, 0.80 with sums in float16"
+    assert CARDS["rtx4090"].rates_source == of_4090
+    assert CARDS["h200"].rates_source == "estimated: 0.70 of the data sheet's peak, 0.63 in FP8"
     assert measured("h100").rates_source == "measured by rptrain doctor on 2026-11-24"
     unknown = Card("Quadro P400", 2 << 30, Rates(2, 2), 32e9, 12e9)
     assert unknown.rates_source == "estimated: 0.80 of a peak that is guessed from the driver's figures"
