@@ -184,6 +184,11 @@ def test_a_folder_that_cannot_be_made(refused, override):
     assert "cannot create a run in " in said and "change save.output_dir or log.run_name" in said
 
 
+def test_a_run_that_is_refused_does_not_warn_of_its_plan(refused, caplog):
+    assert "64.0 MiB" in refused("engine.host_limit=64MiB", "optim.warmup_steps=1000", "train.max_steps=2")
+    assert "warm-up" not in caplog.text
+
+
 def test_a_name_with_control_characters(refused):
     said = refused('log.run_name="a\\u0000b"')
     assert "`log.run_name` must be a folder name without line ends, tabs and other control characters" in said

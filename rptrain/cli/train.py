@@ -69,7 +69,7 @@ def _with_others(resolved: "Resolved", error: UserError) -> UserError:
     from rptrain.planner.dry_run import check_run
 
     try:
-        check_run(resolved)
+        check_run(resolved, warn=False)  # training has warned
     except ConfigError as found:
         stopped = str(error)
         if any(stopped in (text, f"{key}: {text}") for key, (_, text) in zip(found.keys, found.mistakes, strict=True)):

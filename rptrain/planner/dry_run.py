@@ -14,13 +14,13 @@ KEYS = {"host memory": "engine.host_limit", "GPU memory": "engine.vram_limit", "
 HEADING = "the run cannot start, for {count} reasons"
 
 
-def check_run(resolved: Resolved) -> None:
-    """Plan the run and check what training checks before it starts. Logs warnings.
+def check_run(resolved: Resolved, *, warn: bool = True) -> None:
+    """Plan the run and check what training checks before it starts. Logs warnings, unless `warn` is false.
 
     Raises ConfigError with all mistakes, with what does not fit, and with advice for that.
     """
     found = report(resolved, MachineFlags())
-    for warning in found.warnings:
+    for warning in found.warnings if warn else ():
         log.warning(warning)
     too_small = list(found.memory.problems(resumed=found.hardware.saved > 0))
     if found.problem is not None:
