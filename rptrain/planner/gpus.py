@@ -15,7 +15,7 @@ from rptrain.utils.text import counted
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HIDING = ("", "-1", "none", "nodevfiles")  # its values that hide all GPUs on purpose; Slurm writes the last one
 ON_CPU = '"cpu:2" is two workers on the CPU'
-LEAST_CAPABILITY = (7, 0)  # older cards are for displays, and no build of torch supports them
+LEAST_CAPABILITY = (7, 0)  # older cards are for displays, and Triton supports none of them
 
 
 @dataclass(frozen=True)

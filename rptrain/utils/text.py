@@ -106,7 +106,7 @@ def about(number: int, *, exact: bool) -> str:
 
 def counted_about(number: int, noun: str, *, exact: bool) -> str:
     """A number of things, such as "1,234 samples" or "about 1,230 samples"."""
-    return f"{about(number, exact=exact)} {noun}{'' if number == 1 else 's'}"
+    return f"{about(number, exact=exact)} {noun if number == 1 else plural(noun)}"
 
 
 def wrapped_parts(parts: Iterable[str], width: int) -> str:
