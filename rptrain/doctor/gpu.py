@@ -74,7 +74,7 @@ def _examine(driver: Driver, index: int) -> Check:
 
 
 def _none() -> Check:
-    """Why there is no GPU."""
+    """The check of a machine whose GPUs torch cannot use, or that has none."""
     if (found := unusable()) is not None:
         return check("GPU", found.reason, found.advice)
     return check("GPU", "none: workers run on the CPU", "for a GPU, install NVIDIA's driver; nvidia-smi must list it")

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 DROPPED = ("size", "took", "began", "tokens/s", "processes", "best validation")  # columns, if there is too little room
 GAP = 2  # characters between two columns
-AT_ONCE = 50  # runs that are told of first: more than a screen shows
-PERIOD = 0.5  # seconds until more are told of
+AT_ONCE = 50  # runs in the first report: more than a screen shows
+PERIOD = 0.5  # seconds between two reports
 HEAD = 1 << 12  # bytes at the beginning of the events, of which one of the first tells when the run began
 GLANCE = 1 << 18  # limit of what is read for a summary: the start and the end of the events are enough
 

@@ -110,8 +110,8 @@ def test_a_brief_view_tells_the_same(tmp_path, end):
     lines = (again / "events.jsonl").read_text().splitlines(keepends=True)
     (again / "events.jsonl").write_text("".join(lines[:-5]))  # its last sign of life is a snapshot
     for name in ("events.jsonl", "lanes.jsonl"):
-        with (again / name).open("a") as file:
-            file.write((later / name).read_text())
+        last = [(run / name).read_text().splitlines(keepends=True)[-50:] for run in (again, later)]
+        (again / name).write_text("".join(last[0] + last[1]))  # few enough that a list reads the snapshots of both
     for run in summaries(tmp_path):
         whole = summarize(RunView(run.path))
         if end is None:

@@ -23,7 +23,7 @@ Addresses = Mapping[str, Sequence[str]]  # by the name of their family, the pref
 def own_addresses(host: str, interfaces: str) -> Addresses:
     """Those of the interfaces that SETTING names, or else of the interface that leads to `host`.
 
-    UserError if there is no interface of a name.
+    UserError if a name is not that of an interface.
     """
     if interfaces:
         return _of_interfaces(interfaces)
