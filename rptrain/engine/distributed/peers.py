@@ -164,7 +164,7 @@ class Peers:
             thread.start()
 
     def channel(self, parallel: int = 1) -> Channel:
-        """A new channel with this number of groups. Every process opens its channels in the same order, in one thread."""
+        """A new channel of `parallel` groups. Every process opens its channels in the same order, in one thread."""
         try:
             return Channel(self, [self._group() for _ in range(parallel)])
         except PeerLost:
