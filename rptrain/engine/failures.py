@@ -57,6 +57,7 @@ _ELSEWHERE = (
 )
 
 _SLOT = re.compile(r"\d+:(F|FB|B)(\d+)-(\d+)@\d+r\d+m\d+-\d+(?: micro-batch (\d+))?(?: (.+))?")
+_EVALUATION = re.compile(r"evaluation, layer (\d+)(?: micro-batch (\d+))?(?: (.+))?")
 _PASSES = {"F": "forward pass", "FB": "forward and backward pass", "B": "backward pass"}
 _WORK = {
     "input": "upload of activations",
@@ -118,11 +119,14 @@ def plain_place(place: str) -> str:
     """A place in the engine in words: "2:B3-5@0r0m0-3 micro-batch 1" is the "backward pass of layers 3-5, micro-batch
     1". Other places stay as they are; a thread that waits has none.
     """
-    match = _SLOT.fullmatch(place)
-    if match is None:
-        return "" if place == "waiting" else place.replace("evaluation, layer", "evaluation of layer")
-    kind, first, last, micro_batch, work = match.groups()
-    layers = f"layer {first}" if first == last else f"layers {first}-{last}"
+    if (match := _SLOT.fullmatch(place)) is not None:
+        kind, first, last, micro_batch, work = match.groups()
+        computed = f"{_PASSES[kind]} of " + (f"layer {first}" if first == last else f"layers {first}-{last}")
+    elif (match := _EVALUATION.fullmatch(place)) is not None:
+        layer, micro_batch, work = match.groups()
+        computed = f"evaluation of layer {layer}"
+    else:
+        return "" if place == "waiting" else place
     counted = "" if micro_batch is None else f", micro-batch {micro_batch}"
     of = f"{_WORK.get(work, work)} for the " if work else ""
-    return f"{of}{_PASSES[kind]} of {layers}{counted}"
+    return f"{of}{computed}{counted}"

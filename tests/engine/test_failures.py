@@ -70,7 +70,11 @@ def test_other_errors_are_not_of_a_gpu(error):
         ("2:B3-5@0r0m0-3 micro-batch 1", "backward pass of layers 3-5, micro-batch 1"),
         ("0:F0-0@1r0m0-3 micro-batch 0 input", "upload of activations for the forward pass of layer 0, micro-batch 0"),
         ("2:FB3-5@0r0m0-3 download", "download of gradients for the forward and backward pass of layers 3-5"),
-        ("evaluation, layer 2 micro-batch 0", "evaluation of layer 2 micro-batch 0"),
+        ("evaluation, layer 2 micro-batch 0", "evaluation of layer 2, micro-batch 0"),
+        (
+            "evaluation, layer 0 micro-batch 1 output",
+            "download of activations for the evaluation of layer 0, micro-batch 1",
+        ),
         ("update of layers.1", "update of layers.1"),
         ("waiting", ""),
     ],
