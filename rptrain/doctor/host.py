@@ -12,7 +12,7 @@ import psutil
 import torch
 
 import rptrain
-from rptrain.checkpoint.trial import REMEDY, try_saving
+from rptrain.checkpoint.trial import FULL, REMEDY, remedy, try_saving
 from rptrain.doctor.checks import Check, check
 from rptrain.doctor.failures import attempt
 from rptrain.engine.optim import adam
@@ -145,7 +145,8 @@ def _disk(folder: Path) -> Check:
             os.fsync(file.fileno())
             speed = WRITTEN / (time.perf_counter() - began)
     except OSError as error:
-        advice = "make it writable, or set save.output_dir to another folder"
+        remedy_here = "free disk space" if error.errno in FULL else "make it writable"
+        advice = f"{remedy_here}, or set save.output_dir to another folder"
         return check(subject, f"nothing can be written to {folder}: {error.strerror}", advice, free=free, speed=None)
     room = "an unknown amount is" if free is None else format_bytes(free)
     text = f"{room} free in {folder}, {speed / 1e6:,.0f} MB/s written and synced"
@@ -166,7 +167,7 @@ def _saving(folder: Path) -> Check:
             no_locks = lock(file.fileno())
     except OSError as error:
         text = f"runs cannot save in {folder}: {describe(error)}"
-        return check(subject, text, REMEDY, saves=False, syncs_folders=None, locks=None)
+        return check(subject, text, remedy(error), saves=False, syncs_folders=None, locks=None)
     figures = {"saves": True, "syncs_folders": synced, "locks": no_locks is None}
     text = "files and folders are written, replaced and renamed"
     if not synced:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rptrain
-from rptrain.checkpoint.trial import REMEDY, try_saving
+from rptrain.checkpoint.trial import REMEDY, remedy, try_saving
 from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
 from rptrain.planner.hardware import here
@@ -188,7 +188,7 @@ def _check_saving(output_dir: Path, resumed: RunDir | None) -> None:
             try_saving(writable_place(output_dir) if resumed is None else resumed.checkpoints_path)
     except OSError as error:
         named = f"cannot create a run in {output_dir}" if resumed is None else f"{resumed.path} cannot be resumed"
-        raise UserError(f"{named}: {error.strerror}; {REMEDY}") from error
+        raise UserError(f"{named}: {error.strerror}; {remedy(error)}") from error
 
 
 def _check_alike(job: Job, group: Group) -> None:

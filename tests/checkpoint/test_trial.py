@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from rptrain.checkpoint.trial import try_saving
+from rptrain.checkpoint.trial import remedy, try_saving
 
 from ..refusals import Refusals
 
@@ -37,3 +37,11 @@ def test_a_file_system_on_which_runs_cannot_save(tmp_path, monkeypatch, refused,
     with pytest.raises(OSError, match=os.strerror(code)) as error:
         try_saving(tmp_path)
     assert error.value.errno == code and not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=["full", "quota"])
+def test_a_full_file_system_refuses_nothing(tmp_path, monkeypatch, code):
+    Refusals(monkeypatch).replacing_files(code)
+    with pytest.raises(OSError) as error:
+        try_saving(tmp_path)
+    assert error.value.strerror == os.strerror(code) and remedy(error.value).startswith("free disk space, or set ")
