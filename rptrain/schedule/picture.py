@@ -8,6 +8,7 @@ from html import escape
 from math import ceil, floor, log10
 
 from rptrain.schedule.simulate import COMPUTATION, Lane, Task, Timeline
+from rptrain.utils.units import format_seconds
 
 LETTERS = {"F": "F", "FB": "X", "B": "B"}
 LEGEND = ("F forward", "X forward and backward in one", "B backward", "· idle")
@@ -93,7 +94,8 @@ def text(timeline: Timeline, width: int = 100, note: str = "") -> str:
         f"{device:>{margin - 1}} {_row(computed[device], timeline.makespan, cells)} {timeline.bubble(device):6.1%}"
         for device in devices
     ]
-    scale = f"{timeline.makespan:.4g} s, {timeline.makespan / cells:.2g} s per character"
+    whole, part = format_seconds(timeline.makespan), format_seconds(timeline.makespan / cells)
+    scale = f"{whole}, {part} per character"
     words = [*LEGEND, "small letters: every other stage", scale, f"bubble {timeline.bubble():.1%}"]
     words += [note] if note else []
     return "\n".join([*lines, *_wrapped(words, width)])

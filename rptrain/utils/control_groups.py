@@ -27,14 +27,18 @@ def memory_left(memberships: Path = MEMBERSHIPS, root: Path = ROOT) -> Iterator[
 def core_quotas(memberships: Path = MEMBERSHIPS, root: Path = ROOT) -> Iterator[float]:
     """The processor time that each of the process's control groups may use, in cores, if it has a limit."""
     for folder, version in _folders("cpu", memberships, root):
-        if version == 2:
-            file = folder / "cpu.max"
-            quota, period = file.read_text().split() if file.exists() else ("max", "1")
-        else:
-            files = (folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
-            quota, period = (file.read_text().strip() for file in files) if files[0].exists() else ("-1", "1")
-        if quota not in ("max", "-1"):
-            yield int(quota) / int(period)
+        names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        match [word for name in names for word in _words(folder / name)]:
+            case [quota, period] if quota.isdecimal():  # not "max" or "-1"
+                yield int(quota) / int(period)
+
+
+def _words(file: Path) -> list[str]:
+    """The words in a file of a group; none if it cannot be read."""
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
 
 
 def _number(file: Path) -> int | None:

@@ -41,8 +41,7 @@ def from_here(path: Path) -> Path:
 
 def from_environment(variable: str, default: str) -> Path:
     """The expanded path in an environment variable, or the default if it is unset or empty. UserError as above."""
-    given = os.environ.get(variable)
-    return expanded(given, variable) if given else expanded(default)
+    return expanded(os.environ.get(variable) or default, variable)
 
 
 def inside(folder: str | os.PathLike[str], name: str | os.PathLike[str]) -> Path:

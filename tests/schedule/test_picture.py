@@ -31,7 +31,7 @@ def test_text_is_to_scale():
         "F forward | X forward and backward in one",
         "B backward | · idle",
         "small letters: every other stage",
-        "36 s, 1 s per character | bubble 16.7%",
+        "36.0 s, 1.00 s per character | bubble 16.7%",
     ]
 
 

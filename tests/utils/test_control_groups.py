@@ -79,6 +79,16 @@ def test_what_can_be_reclaimed_in_version_1(tmp_path):
     assert min(memory_left(memberships, root)) == 61 * GIB
 
 
+@pytest.mark.parametrize("cpu", ["", "max", "max 100000"])
+def test_groups_without_a_quota_in_a_known_form(tmp_path, cpu):
+    memberships, root = tmp_path / "cgroup", tmp_path / "fs"
+    memberships.write_text("4:cpu:/\n0::/jobs\n")
+    group(root / "jobs", cpu__max=cpu)
+    group(root / "cpu", cpu__cfs_quota_us=150000)  # without a period
+    (root / "cpu.max").mkdir()
+    assert [*core_quotas(memberships, root)] == []
+
+
 def test_without_control_groups(tmp_path):
     assert [*memory_left(tmp_path / "none", tmp_path / "nothing")] == []
     assert [*core_quotas(tmp_path / "none", tmp_path / "nothing")] == []

@@ -35,6 +35,12 @@ def test_a_path_of_an_environment_variable(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "~nosuchuser/x")
     with pytest.raises(UserError, match=r'^XDG_CACHE_HOME: ~nosuchuser/x: the user "nosuchuser" does not exist'):
         from_environment("XDG_CACHE_HOME", "~/.cache")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(
+        UserError, match=r"^XDG_CACHE_HOME: ~/.cache: the home directory is unknown: set HOME, or write"
+    ):
+        from_environment("XDG_CACHE_HOME", "~/.cache")
 
 
 def test_paths_inside_a_folder(tmp_path):
