@@ -41,7 +41,10 @@ def unusable() -> Unusable | None:
         return None
     with Driver() as driver:
         if driver.problem is not None:
-            advice = "`nvidia-smi` must list the GPUs; after an update of the driver, restart the machine"
+            advice = (
+                "`nvidia-smi` must list the GPUs; restart the container if it has lost them, or the machine after an "
+                "update of the driver"
+            )
             return Unusable(f"NVIDIA's driver fails ({driver.problem})", advice)
         names = [gpu.name for gpu in driver.gpus() if gpu.capability >= LEAST_CAPABILITY]
         return _why(names, driver) if names else None

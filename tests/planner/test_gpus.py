@@ -64,9 +64,10 @@ CARD = "NVIDIA GeForce RTX 4090"
         ("13.0", {"cuda": 12040}, "550.54 supports CUDA 12.4, and torch", "update the driver, or .* for CUDA 12"),
         ("13.0", {"visible": "7"}, 'CUDA_VISIBLE_DEVICES = "7" names none of', "nvidia-smi -L"),
         ("13.0", {}, "Error 802: system not yet initialized", "dmesg"),
-        ("13.0", {"problem": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH}, "version mismatch", "restart the machine"),
+        ("13.0", {"problem": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH}, "version mismatch", "or the machine after"),
+        ("13.0", {"problem": pynvml.NVML_ERROR_UNKNOWN}, "Unknown Error", "restart the container"),
     ],
-    ids=["build", "driver", "variable", "unknown", "mismatch"],
+    ids=["build", "driver", "variable", "unknown", "mismatch", "container"],
 )
 def test_gpus_that_torch_cannot_use_are_refused_everywhere_with_the_remedy(
     listed, tmp_path, caplog, build, options, reason, advice
