@@ -115,7 +115,7 @@ class RunEnd:
                 self._watchdog.abandon_threads()  # nothing of the GPU can be waited for, or freed
         elif (cause := _fixable(error, self.trained)) is not None:
             how = _how_to_resume(self._run, alone=self._alone, failed=True)
-            self._failure = TrainingError(f"{describe(cause)}. {done}{how}")
+            self._failure = TrainingError(f"{describe(cause)}.\n{done}{how}")  # a long line is cut
         else:
             return describe(error, with_type=not isinstance(error, Stall))
         return str(self._failure)

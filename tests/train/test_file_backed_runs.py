@@ -123,7 +123,7 @@ def test_a_file_that_changes_meanwhile_ends_it_with_what_to_do(folder, monkeypat
         given = ("--config", folder / "run.toml", *LORA, MAP, "engine.replan=false", f"save.save_steps={2 * saved}")
         result = tools.invoke("train", *given)
     assert result.exit_code == 1 and isinstance(result.exception, SystemExit)  # and no traceback
-    assert f"{file} was changed while it was in use: restore it. " in result.output
+    assert f"{file} was changed while it was in use: restore it.\n" in result.output
     said = "checkpoint-4 is complete: fix the problem, then resume" if saved else "The run has no checkpoint"
     assert said in result.output
     again = tools.train_here(folder, *LORA, MAP)

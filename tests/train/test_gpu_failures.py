@@ -94,8 +94,8 @@ def test_after_too_little_memory_a_lower_limit_is_proposed(folder, monkeypatch):
 
 def test_too_little_host_memory_in_mid_run_names_the_command_that_resumes(folder, monkeypatch):
     plant(monkeypatch, r":B1-2.* micro-batch 2$", MemoryError())
-    (line,) = told(folder)
-    assert line.startswith("memory cannot be allocated: ") and "resume from it with: rptrain --config " in line
+    first, resume = told(folder)
+    assert first.startswith("memory cannot be allocated: ") and "resume from it with: rptrain --config " in resume
 
 
 def test_a_bug_keeps_its_traceback_which_ends_with_the_command(folder, monkeypatch):

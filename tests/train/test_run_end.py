@@ -1,5 +1,6 @@
 """Every end of a run leaves one last record, which says why it ended, before anything is closed."""
 
+import errno
 import json
 import threading
 from pathlib import Path
@@ -54,6 +55,15 @@ def test_an_exit_of_a_library_is_a_failure(tmp_path, monkeypatch):
     told = tools.invoke("--config", tmp_path / "run.toml")
     assert (told.exit_code, told.stderr.splitlines()[-1]) == (1, "SystemExit: 3")
     assert last(tmp_path) == ("failed", "SystemExit: 3")
+
+
+def test_a_long_reason_leaves_the_command_that_resumes_whole(tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, "No space left on device", "x" * 400)
+    monkeypatch.setattr("rptrain.train.trainer.export_store", Mock(side_effect=full))
+    tools.write_model(tmp_path / "model")
+    tools.write_config(tmp_path)
+    run, told = RunDir(tmp_path / "runs/run"), tools.invoke("--config", tmp_path / "run.toml")
+    assert told.stderr.endswith(f"with: rptrain --config {run.config_path} save.resume={run.path}\n")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +121,7 @@ def test_the_record_precedes_the_closing_of_the_engine(tmp_path, monkeypatch):
     ("error", "ended"),
     [
         (KeyboardInterrupt(), ("stopped", "stopped before the first checkpoint")),
-        (PeerLost("it is gone"), ("failed", f"it is gone. {RESTART}")),
+        (PeerLost("it is gone"), ("failed", f"it is gone.\n{RESTART}")),
     ],
     ids=["interrupted", "without-another-process"],
 )
