@@ -8,7 +8,6 @@ from html import escape
 from math import ceil, floor, log10
 
 from rptrain.schedule.simulate import COMPUTATION, Lane, Task, Timeline
-from rptrain.utils.units import format_seconds
 
 LETTERS = {"F": "F", "FB": "X", "B": "B"}
 LEGEND = ("F forward", "X forward and backward in one", "B backward", "· idle")
@@ -94,11 +93,15 @@ def text(timeline: Timeline, width: int = 100, note: str = "") -> str:
         f"{device:>{margin - 1}} {_row(computed[device], timeline.makespan, cells)} {timeline.bubble(device):6.1%}"
         for device in devices
     ]
-    whole, part = format_seconds(timeline.makespan), format_seconds(timeline.makespan / cells)
-    scale = f"{whole}, {part} per character"
+    scale = f"{_seconds(timeline.makespan, 4)}, {_seconds(timeline.makespan / cells, 2)} per character"
     words = [*LEGEND, "small letters: every other stage", scale, f"bubble {timeline.bubble():.1%}"]
     words += [note] if note else []
     return "\n".join([*lines, *_wrapped(words, width)])
+
+
+def _seconds(value: float, digits: int) -> str:
+    """With so many significant digits, and without an exponent for long times."""
+    return f"{value:.{digits}g} s" if value < 100 else f"{value:,.0f} s"
 
 
 def _row(spans: Sequence[_Span], makespan: float, cells: int) -> str:

@@ -1,6 +1,7 @@
 """Pictures of schedules: text, SVG and trace events."""
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -31,8 +32,14 @@ def test_text_is_to_scale():
         "F forward | X forward and backward in one",
         "B backward | · idle",
         "small letters: every other stage",
-        "36.0 s, 1.00 s per character | bubble 16.7%",
+        "36 s, 1 s per character | bubble 16.7%",
     ]
+
+
+def test_long_times_have_no_exponent():
+    short = timeline()
+    starts, ends = (tuple(1e4 * each for each in times) for times in (short.starts, short.ends))
+    assert "360,000 s, 10,000 s per character" in text(replace(short, starts=starts, ends=ends), width=46)
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
