@@ -247,7 +247,7 @@ class Save(Section):
     load_best_model_at_end: bool = False
     """also keep the checkpoint with the lowest validation loss; it is the result of the run"""
     stop_timeout: float = Field(default=30.0, ge=0, le=10**9)
-    """seconds within which a signal ends the run; a step that cannot end, and be saved, by then is dropped"""
+    """seconds after a signal by which a running step must end and be saved; a longer step is dropped"""
     resume: PathText = "auto"
     """"auto" resumes the unfinished run of this name; "never"; or the path of a run or checkpoint"""
 

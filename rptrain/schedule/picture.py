@@ -100,7 +100,7 @@ def text(timeline: Timeline, width: int = 100, note: str = "") -> str:
 
 
 def _seconds(value: float, digits: int) -> str:
-    """With so many significant digits, and without an exponent for long times."""
+    """A number with this many significant digits, and without an exponent for long times."""
     return f"{value:.{digits}g} s" if value < 100 else f"{value:,.0f} s"
 
 
