@@ -152,10 +152,11 @@ def test_nothing_is_exported_without_the_folder(folder, monkeypatch, again):
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"), [(FileNotFoundError(2, "no such file"), "run was deleted"), (RuntimeError("mine"), "^mine$")]
+    ("error", "expected"),
+    [(FileNotFoundError(2, "no such file"), "run was deleted"), (RuntimeError("mine"), "^mine\n")],
 )
 def test_another_failure_keeps_its_message(folder, monkeypatch, error, expected):
-    """But for that of the system: files are missing as the folder is."""
+    """But for that of the system: files are missing as the folder is. How to resume is a note below."""
 
     def fail(trainer: Trainer, step: int) -> None:
         shutil.rmtree(folder / "runs/run")
