@@ -210,7 +210,8 @@ def test_the_others_name_a_process_that_is_killed_and_those_that_are_left_resume
         first, _, third = ended(started)
     for code, _, error in (first, third):
         assert code == 1 and "Traceback" not in error, error
-        assert error.strip().splitlines()[-1].startswith("process 1 on ") and "starts again resume from it" in error
+        reason, resume = error.strip().splitlines()[-2:]
+        assert reason.startswith("process 1 on ") and resume.endswith("starts again resume from it")
     assert codes(torchrun.run(left, *overrides)) == [0] * left
     assert same([alone, run]) and [path.name for path in (folder / "runs").iterdir()].count("run") == 1
     assert tools.events(run, events.Resumed) and not (folder / "runs/run-2").exists()
