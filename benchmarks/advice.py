@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.commit import commit
 from rptrain.config.resolve import resolve
-from rptrain.models import registry
+from rptrain.models.locate import locate, read_config
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.network import Nodes
 from rptrain.planner.report import PlanReport, report
@@ -112,7 +112,7 @@ def plans_of(model: Model, gpus: Sequence[int], hosts: Sequence[str]) -> list[di
     """The plans of a model, with the speed of what its advice says."""
     plans = []
     with TemporaryDirectory() as folder:
-        config = registry.read_config(registry.locate(model.preset)) | model.config
+        config = read_config(locate(model.preset)) | model.config
         Path(folder, "config.json").write_text(json.dumps(config))
         for count, host in product(gpus, hosts):
             found, lines = checked((f"model.path={folder}", *STEP), MachineFlags(gpus=count, card="rtx4090", host=host))

@@ -19,9 +19,10 @@ from rptrain.bench import clock
 from rptrain.bench.floor import floor
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.store import accumulate_dtype
-from rptrain.models import registry
-from rptrain.models.fp8 import with_fp8
+from rptrain.models.families import registry
 from rptrain.models.layers.rope import RotaryTables
+from rptrain.models.locate import locate, read_config
+from rptrain.models.transforms.fp8 import with_fp8
 
 ROWS, LENGTH = 4, 2048
 TOKENS = ROWS * LENGTH
@@ -70,7 +71,7 @@ def launches(run):
 
 def measure(preset):
     """The block in bfloat16 and with its products in FP8, in turn."""
-    spec = registry.build(registry.read_config(registry.locate(preset)))
+    spec = registry.build(read_config(locate(preset)))
     specs = {"bf16": spec, "fp8": with_fp8(spec)}
     floors = {kind: floor(each, ROWS, LENGTH, DTYPE, DEVICE) for kind, each in specs.items()}
     works = {}

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import locate, read_config
 from rptrain.planner.choose import Workload, layer_costs
 from rptrain.schedule.machine import CARDS, GIB, Machine
 
@@ -42,7 +43,7 @@ def frozen_times(spec, card):
 def timings(name):
     card, models = CARDS[name], {}
     for model, method in MODELS.items():
-        spec = registry.build(registry.read_config(registry.locate(model)))
+        spec = registry.build(read_config(locate(model)))
         if method == "full":
             costs = layer_costs(spec, WORKLOAD, Machine(card, 8), None)
             times = [(cost.forward, cost.backward) for cost in costs]

@@ -46,7 +46,7 @@ import sys
 from pathlib import Path
 from rptrain.checkpoint.atomic_dir import Aside
 from rptrain.checkpoint.checked import WEIGHTS, hashed
-from rptrain.models import registry
+from rptrain.models.families import registry
 from rptrain.models.weights import pretrained
 folder = Path(sys.argv[1])
 files = pretrained.check(folder, registry.build(pretrained.model_config(folder)))

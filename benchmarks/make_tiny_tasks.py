@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.data.tasks import TASKS
-from rptrain.models.registry import PRESETS
+from rptrain.models.locate import PRESETS
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 ROLES = ("system", "user", "assistant")

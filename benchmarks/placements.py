@@ -22,9 +22,10 @@ from rptrain.inference.model import Model
 from rptrain.inference.placement import Kind, Sizes, choose, speeds
 from rptrain.inference.settings import AnswerSettings
 from rptrain.inference.weights import placed
-from rptrain.models import registry
-from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.families import registry
+from rptrain.models.locate import locate, read_config
 from rptrain.models.spec import ModelSpec
+from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.weights.quantized import with_base
 from rptrain.planner.room import free_room
 
@@ -39,7 +40,7 @@ TOKENS: dict[Kind, int] = {"gpu": 48, "streamed": 12, "cpu": 6}
 
 def spec_of(preset: str, base: str) -> ModelSpec:
     """A model with its base in this format; one that is not in bf16 has adapters beside it."""
-    spec = registry.build(registry.read_config(registry.locate(preset)))
+    spec = registry.build(read_config(locate(preset)))
     return spec if base == "bf16" else with_base(with_lora(spec, LoRA(r=8)), base)
 
 

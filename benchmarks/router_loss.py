@@ -16,8 +16,8 @@ from torch import Tensor
 from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.store import ModelStore
 from rptrain.kernels.batch import IGNORED, Batch
-from rptrain.models import registry
-from rptrain.models.layers.balance import balanced
+from rptrain.models.families import registry
+from rptrain.models.transforms.balance import balanced
 from rptrain.models.weights import pretrained
 from rptrain.schedule.plan import Plan
 

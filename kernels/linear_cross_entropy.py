@@ -3,7 +3,7 @@
 The logits of a chunk are rounded to the model's dtype, as Hugging Face's models do; the softmax is in float32 (float64
 for float64) and their gradient takes their place. With `half_sums` the three products of fused 16-bit matrices are
 summed in float16 (kernels/half.py). Nothing here waits for the device. Suffixes are those of
-models/spec.py; W columns of the buffer of logits, V of which are used.
+models/layer.py; W columns of the buffer of logits, V of which are used.
 """
 
 from collections.abc import Iterator

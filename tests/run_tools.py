@@ -34,7 +34,8 @@ from rptrain.cli.commands import app
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.engine.meter import Measured
 from rptrain.inference.generate import Request, generate_text
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import PRESETS
 from rptrain.models.weights import pretrained
 from rptrain.planner import memory
 from rptrain.planner.choose import RunPlan
@@ -47,7 +48,7 @@ from rptrain.train.job import Job
 from rptrain.train.run import train
 from rptrain.train.trainer import Trainer
 
-PRESET = registry.PRESETS / "tiny-tasks"
+PRESET = PRESETS / "tiny-tasks"
 SMALL = {
     "hidden_size": 16,
     "intermediate_size": 24,

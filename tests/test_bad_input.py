@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.atomic_dir import read_manifest
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
 from rptrain.planner import timings
 from rptrain.planner.choose import LIBRARIES, Workload, make_plan
 from rptrain.runs import events
@@ -155,7 +156,7 @@ def test_a_gpu_that_is_not_there(refused, devices):
 
 
 def test_a_limit_too_small_for_the_largest_layer(model):
-    spec = registry.build(registry.read_config(model))
+    spec = registry.build(read_config(model))
     for limit in (LIBRARIES // 2, LIBRARIES + 1000):
         with pytest.raises(UserError) as caught:
             make_plan(spec, Machine(CPU, 1), Workload(16, 16, 4, 4, torch.float32, True), device_limit=limit)

@@ -18,8 +18,9 @@ from rptrain.checkpoint.adapter_config import content, make
 from rptrain.checkpoint.atomic_dir import read_manifest
 from rptrain.config.resolve import resolve
 from rptrain.data import formats
-from rptrain.models import registry
-from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
+from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.weights import pretrained, safetensors_io
 from rptrain.utils.errors import UserError
 
@@ -175,7 +176,7 @@ def test_headers_of_safetensors(inside):
 
 
 def test_indexes(inside):
-    spec = registry.build(registry.read_config(inside / "model"))
+    spec = registry.build(read_config(inside / "model"))
     (inside / "model/model.safetensors").rename(inside / "model/model-1.safetensors")
     names = safetensors_io.read_header(inside / "model/model-1.safetensors")
     good = {"metadata": {}, "weight_map": dict.fromkeys(names, "model-1.safetensors")}
@@ -188,7 +189,7 @@ def test_indexes(inside):
 
 
 def test_adapters_and_manifests(inside):
-    spec = registry.build(registry.read_config(inside / "model"))
+    spec = registry.build(read_config(inside / "model"))
     made = adapter.Adapter(LoRA(r=2, lora_alpha=4), "model")
     tuned = with_lora(spec, made.settings)
     shapes = {adapter.PREFIX + name: shape for name, shape in adapter.shapes(tuned).items()}
@@ -212,7 +213,7 @@ def test_a_pipe_that_nobody_writes_to(tmp_path):
 
 
 def test_an_index_that_points_outside(inside):
-    spec = registry.build(registry.read_config(inside / "model"))
+    spec = registry.build(read_config(inside / "model"))
     (inside / "model/model.safetensors").rename(inside / "outside.safetensors")
     for name in ("../outside.safetensors", str(inside / "outside.safetensors"), "a/../../outside.safetensors"):
         (inside / "model" / pretrained.INDEX).write_text(json.dumps({"weight_map": {"x": name}}))

@@ -2,7 +2,7 @@
 
 Forward and explicit backward, for bfloat16, float16, float32 and float64, on any device. Inside, 16-bit types
 are upcast to float32; results are rounded once, or where Hugging Face's modelling code rounds. Suffixes are
-those of models/spec.py; R rows and L tokens a row, G = H / K query heads a key head.
+those of models/layer.py; R rows and L tokens a row, G = H / K query heads a key head.
 """
 
 from typing import NamedTuple

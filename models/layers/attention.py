@@ -23,9 +23,9 @@ from rptrain.kernels.linear import (
 )
 from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward, rms_norm_operand
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
-from rptrain.models.adapters.products import Adapters, Passed
+from rptrain.models.layers.adapters import Adapters, Passed
 from rptrain.models.layers.block import BlockShape
-from rptrain.models.spec import Grads, Params
+from rptrain.models.params import Grads, Params
 
 Attend = Callable[[Any, Any, Any], tuple[Tensor, Any]]  # q, k, v to out, and what backward needs
 

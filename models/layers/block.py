@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from rptrain.kernels.fp8_products import product_workspace
 from rptrain.kernels.half import SCALE_BYTES, TERMS
-from rptrain.models.adapters.expert_lora import ExpertAdapters
-from rptrain.models.adapters.products import Adapters
-from rptrain.models.spec import Param
+from rptrain.models.layers.adapters import Adapters
+from rptrain.models.layers.expert_adapters import ExpertAdapters
+from rptrain.models.params import Param
 from rptrain.schedule.costs import Work, scaled
 
 # Attention takes as long as if each query saw this many keys more: parts of tiles behind the mask, and the start and
@@ -17,7 +17,7 @@ EDGE = 375
 
 @dataclass(frozen=True, kw_only=True)
 class BlockShape(ABC):
-    """A decoder block with grouped-query attention: a LayerShape (models/spec.py).
+    """A decoder block with grouped-query attention: a LayerShape (models/layer.py).
 
     Memory is that of an explicit backward, which keeps the inputs of both norms, their outputs and 1 / rms, q, k, v
     (also before the norms of q and k, if any), attention's output and log-sum-exp, and the MLP's part; of products in
@@ -43,8 +43,10 @@ class BlockShape(ABC):
     input_scale: float = 1.0  # factor of the block's input; the first block scales embeddings
     output_scale: float = 1.0  # factor of attention's and of the MLP's output before they are added
     adapters: tuple[Adapters | ExpertAdapters, ...] = ()
-    fp8: tuple[str, ...] = ()  # products whose weights are in FP8: models/fp8.py
-    half_sums: bool = False  # attention's products, and gradients of weights, are summed in float16: models/half.py
+    fp8: tuple[str, ...] = ()  # products whose weights are in FP8: models/transforms/fp8.py
+    half_sums: bool = (
+        False  # attention's products, and gradients of weights, are summed in float16: models/transforms/half_sums.py
+    )
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
         forward, backward = self._product_work(tokens, itemsize)

@@ -1,7 +1,7 @@
 """A decoder block whose MLP is a mixture of experts, with explicit backward.
 
 Values are rounded where Hugging Face's modelling code rounds them, except that a token's experts are added in the wide
-type. Suffixes as in models/spec.py; X experts of a token, N = T * X routed rows, sorted by expert. The number of
+type. Suffixes as in models/layer.py; X experts of a token, N = T * X routed rows, sorted by expert. The number of
 rows of an expert is known only on the device, and nothing waits for it. Backward overwrites gate_up, as in
 models/layers/mlp.py.
 """
@@ -37,9 +37,9 @@ from rptrain.kernels.moe_rows import combine, gather, router_weight_grad
 from rptrain.kernels.reference.dense import wide
 from rptrain.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward, swiglu_operand
-from rptrain.models.adapters.expert_lora import ExpertAdapters
 from rptrain.models.layers.attention import AttentionBlock, times, times_
-from rptrain.models.spec import Grads, Param, Params
+from rptrain.models.layers.expert_adapters import ExpertAdapters
+from rptrain.models.params import Grads, Param, Params
 from rptrain.schedule.costs import Work, scaled
 
 
@@ -73,7 +73,7 @@ class MoEBlock(AttentionBlock):
     shared: int = 0  # columns of a gated MLP that all tokens go through in addition
     biases: bool = False  # of the router and the experts
     clamp: Clamp | None = None  # GPT-OSS's activation, of gates and ups that alternate
-    balance: float = 0.0  # of the router's auxiliary loss: models/layers/balance.py
+    balance: float = 0.0  # of the router's auxiliary loss: models/transforms/balance.py
     balance_in_config: bool = True  # whether config.json can enable that loss, as in transformers
 
     def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> MoESaved:

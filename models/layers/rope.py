@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.batch import Rotation
-from rptrain.models.spec import QueryScaling, Rotary
+from rptrain.models.layer import QueryScaling, Rotary
 
 YARN = ("factor", "original_max_position_embeddings")
 YARN_OPTIONS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")

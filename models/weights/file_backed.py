@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.quant import MXFP4, Quantized, finite
-from rptrain.models.spec import ModelShape, Param, Unit
+from rptrain.models.params import Param, Unit
+from rptrain.models.spec import ModelShape
 from rptrain.models.weights import mxfp4
 from rptrain.models.weights.pretrained import WeightFiles
 from rptrain.models.weights.safetensors_io import PIECE, Hashing, Stored, as_bytes

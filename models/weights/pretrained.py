@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.quant import Quantized, finite
-from rptrain.models.registry import has_other_parts, read_config
-from rptrain.models.spec import CheckpointPart, ModelShape, ModelSpec, Param
+from rptrain.models.families.registry import has_other_parts
+from rptrain.models.locate import read_config
+from rptrain.models.params import CheckpointPart, Param
+from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import mxfp4, quantized
 from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.models.weights.digests import TensorDigests

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.quant import MXFP4, Format, Quantized, format_of, quantize_into
-from rptrain.models.adapters.freeze import Shape
-from rptrain.models.adapters.products import PLACES
-from rptrain.models.spec import ModelShape, Param
+from rptrain.models.layers.adapters import PLACES
+from rptrain.models.params import Param
+from rptrain.models.spec import ModelShape
+from rptrain.models.transforms.freeze import Shape
 from rptrain.models.weights.safetensors_io import Stored, read_here
 from rptrain.utils.errors import UserError
 

@@ -22,10 +22,12 @@ from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.grouped import grouped_mm, grouped_weight_grad
 from rptrain.kernels.launch import fused
 from rptrain.kernels.reference.dense import wide
+from rptrain.models.layer import HeadLayer, Layer
 from rptrain.models.layers.block import BlockShape
-from rptrain.models.layers.mlp import Head
+from rptrain.models.layers.head import Head
 from rptrain.models.layers.moe import MoEBlock
-from rptrain.models.spec import HeadLayer, Layer, ModelSpec, Param
+from rptrain.models.params import Param
+from rptrain.models.spec import ModelSpec
 
 COPY = 512 << 20  # bytes that the timed copy reads and writes
 BACKENDS = ("hybrid", "triton", "reference")  # backends whose backward always sums in a fixed order

@@ -23,7 +23,7 @@ from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.store import ModelStore
 from rptrain.kernels.compiling import COMPILED
-from rptrain.models.adapters.lora import set_magnitudes
+from rptrain.models.transforms.lora import set_magnitudes
 from rptrain.models.weights import pretrained
 from rptrain.planner.hardware import here, program_bytes
 from rptrain.train.job import Job, prepare_job, resolve_auto

@@ -15,9 +15,9 @@ import torch
 from rptrain.checkpoint import adapter_config
 from rptrain.checkpoint.adapter_config import CONFIG, MERGE
 from rptrain.checkpoint.atomic_dir import Aside
-from rptrain.models.adapters.lora import ENDS, A, LoRA, target_names
-from rptrain.models.adapters.names import adaptable_modules, adaptable_parameters, end, module, module_of, modules
 from rptrain.models.spec import ModelShape, ModelSpec
+from rptrain.models.transforms.lora import ENDS, A, LoRA, target_names
+from rptrain.models.transforms.names import adaptable_modules, adaptable_parameters, end, module, module_of, modules
 from rptrain.models.weights import pretrained, safetensors_io
 from rptrain.models.weights.pretrained import TIED_HEAD, View
 from rptrain.models.weights.safetensors_io import Stored

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from rptrain.config.types import MAX_COUNT
-from rptrain.models import registry
+from rptrain.models.locate import read_config
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import clipped, one_line
 
@@ -76,7 +76,7 @@ def read(file: Path) -> "LoraConfig":
     UserError if it is not the config of an adapter, has invalid values, or uses what cannot be trained here. Settings
     that this version of PEFT does not know may be there if they are null, false or empty.
     """
-    given = registry.read_config(file)
+    given = read_config(file)
     if given.get("peft_type") != "LORA":
         raise UserError(f'{file}: peft_type is {_shown(given.get("peft_type"))}; only "LORA" can be read')
     if used := _unsupported(given):

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.checkpoint.export_progress import GENERATION
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line
 
@@ -34,7 +35,7 @@ def configured(config: Mapping[str, Any], model_dir: Path) -> list[int]:
 def generation_eos(model_dir: Path) -> list[int]:
     """The EOS ids in a folder's generation_config.json; none if there is no such file."""
     file = model_dir / GENERATION
-    return listed(registry.read_config(file).get(KEY), file) if file.is_file() else []
+    return listed(read_config(file).get(KEY), file) if file.is_file() else []
 
 
 def listed(value: object, file: Path) -> list[int]:
@@ -75,7 +76,7 @@ def generation_config(model_dir: Path, config: Mapping[str, Any], ends: Collecti
     if not ends:
         return {}
     file = model_dir / GENERATION
-    content = registry.read_config(file) if file.is_file() else special_tokens(config)
+    content = read_config(file) if file.is_file() else special_tokens(config)
     content = {key: value for key, value in content.items() if key != FROM_CONFIG}
     own = generation_eos(model_dir) or configured(config, model_dir)
     return {GENERATION: json.dumps(content | {KEY: list(dict.fromkeys((*own, *ends)))}, indent=2).encode()}

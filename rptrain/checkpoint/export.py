@@ -45,8 +45,8 @@ from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.verify import verify, verify_adapter
 from rptrain.engine.optim.adam import join
 from rptrain.kernels.reference.dense import wide
-from rptrain.models.adapters.lora import merged, without_adapters
 from rptrain.models.spec import ModelSpec
+from rptrain.models.transforms.lora import merged, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.models.weights.pretrained import View

@@ -16,10 +16,12 @@ from torch import Tensor
 from rptrain.checkpoint.adapter import Adapter
 from rptrain.checkpoint.base_files import BASE
 from rptrain.kernels.quant import Quantized
-from rptrain.models import registry
-from rptrain.models.adapters.freeze import freeze
-from rptrain.models.adapters.lora import adapter_units, set_magnitudes, with_lora, without_adapters
-from rptrain.models.spec import ModelSpec, Unit
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
+from rptrain.models.params import Unit
+from rptrain.models.spec import ModelSpec
+from rptrain.models.transforms.freeze import freeze
+from rptrain.models.transforms.lora import adapter_units, set_magnitudes, with_lora, without_adapters
 from rptrain.models.weights import carried as carried_tensors
 from rptrain.models.weights import mxfp4, pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
@@ -102,7 +104,7 @@ def check_base(checkpoint: Path, meta: Mapping[str, Any]) -> None:
 def spec_of(checkpoint: Path, meta: Mapping[str, Any]) -> ModelSpec:
     """The model of a checkpoint, with the adapters or frozen units of its run. UserError if it has none."""
     check_base(checkpoint, meta)
-    spec = registry.build(registry.read_config(checkpoint / BASE))
+    spec = registry.build(read_config(checkpoint / BASE))
     if "lora" in meta:
         if "frozen" not in meta:
             raise UserError("meta.lora needs meta.frozen, which is missing")

@@ -7,7 +7,7 @@ import torch
 
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.atomic_dir import MANIFEST, THREADS, check_hash, read_manifest
-from rptrain.models import registry
+from rptrain.models.families import registry
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried

@@ -15,7 +15,7 @@ from rptrain.data.repeats import Repeats
 from rptrain.data.row_text import beginnings
 from rptrain.data.samples import Page, Row
 from rptrain.data.tokens import Stream
-from rptrain.models.registry import locate
+from rptrain.models.locate import locate
 
 BROWSING = Limits(rows=2000, characters=8 << 20, seconds=10.0)
 BAD, LONG, EMPTY = "bad", "longer than max_length", "without a supervised token"

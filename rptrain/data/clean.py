@@ -128,7 +128,7 @@ def _documents(examples: Iterator[Example], config: Config, tally: Tally) -> Ite
     from rptrain.data.datasets import find_tokenizer
     from rptrain.data.excerpt import Settings  # imports torch
     from rptrain.data.loader import load_tokenizer
-    from rptrain.models.registry import locate
+    from rptrain.models.locate import locate
 
     model_dir = locate(config.model.path)
     tokenizer = find_tokenizer(config, model_dir) or load_tokenizer(model_dir)

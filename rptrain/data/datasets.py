@@ -12,7 +12,7 @@ from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
 from rptrain.data.sequences import NothingSupervised, Sequences
 from rptrain.data.split import once, split
 from rptrain.data.template import load_template
-from rptrain.models.registry import read_config
+from rptrain.models.locate import read_config
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState, states_of
 

@@ -23,7 +23,7 @@ from rptrain.data.samples import FirstSamples, Sample, TextPart
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import encode
 from rptrain.data.tokens import Stream, gather, stream_of
-from rptrain.models.registry import locate
+from rptrain.models.locate import locate
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import counted, printable
 from rptrain.utils.units import format_bytes, format_percent

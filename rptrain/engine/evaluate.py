@@ -13,7 +13,7 @@ from rptrain.engine.transfer.copies import ParamLayout, staged
 from rptrain.engine.transfer.inputs import DocumentShape, Inputs
 from rptrain.engine.transfer.ring import Ring
 from rptrain.engine.transfer.staging import Staging
-from rptrain.models.spec import Params
+from rptrain.models.params import Params
 from rptrain.schedule.lower import CHUNK_BYTES, RING, Access, Chunk, windows
 from rptrain.schedule.plan import Stage
 from rptrain.utils.liveness import progressed

@@ -11,7 +11,8 @@ import torch
 
 from rptrain.engine.store import accumulate_dtype
 from rptrain.engine.transfer.inputs import index_bytes
-from rptrain.models.spec import ModelShape, Unit
+from rptrain.models.params import Unit
+from rptrain.models.spec import ModelShape
 from rptrain.schedule.lower import CHUNK_BYTES, RING, outputs
 from rptrain.schedule.plan import Stage
 

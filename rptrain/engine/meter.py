@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from statistics import median
 from typing import Literal
 
-from rptrain.models.spec import HeadLayer, Layer, ModelSpec
+from rptrain.models.layer import HeadLayer, Layer
+from rptrain.models.spec import ModelSpec
 from rptrain.schedule.plan import Stage
 
 Stamp = Callable[[], float]  # seconds on the scale of `time.perf_counter`; waits until the stream has passed it

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from rptrain.engine.recorder import LayerTimer
 from rptrain.kernels.batch import MicroBatch
-from rptrain.models.spec import Grads, ModelSpec, Params
+from rptrain.models.params import Grads, Params
+from rptrain.models.spec import ModelSpec
 from rptrain.schedule.plan import Stage
 
 PIECE_STEPS = 8  # of a pass that are issued together

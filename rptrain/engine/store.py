@@ -18,7 +18,8 @@ from rptrain.engine.distributed.share import Share
 from rptrain.engine.optim.moments import Moments, layout
 from rptrain.engine.page_locking import Locking
 from rptrain.kernels.quant import Quantized
-from rptrain.models.spec import ModelShape, ModelSpec, Unit
+from rptrain.models.params import Unit
+from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
 from rptrain.models.weights.quantized import readable
 from rptrain.utils import control_groups, numa
@@ -164,7 +165,7 @@ class UnitState:
 
     There are two generations in async (one is read by the devices while the optimizer writes the other) and one in
     sync. `current` is the index of W_T, `before` the index of W_{T-1}; they are equal after a skipped step. Generations
-    are those of `params`, except in a unit that is `wired` (models/spec.py): devices read its `wire`, whose generations
+    are those of `params`, except in a `wired` unit (models/params.py): devices read its `wire`, whose generations
     they are then, and `params` has W_T alone, updated in place. W_{T-1} is left in the wire format only.
 
     A bfloat16 parameter and `remainder` hold a float32 master weight exactly: its bits, plus 0x8000, shifted right by

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rptrain.kernels.fp8 import Rows
 from rptrain.kernels.fp8_host import quantize_rows_into
-from rptrain.models.spec import Unit
+from rptrain.models.params import Unit
 
 PIECE = 1 << 20  # elements quantized at a time, so that all threads have work
 

@@ -13,8 +13,8 @@ from rptrain.inference.answer_text import AnswerText
 from rptrain.inference.model import EXTENDED
 from rptrain.inference.placement import FREE
 from rptrain.inference.settings import AnswerSettings
-from rptrain.models.layers.cache import cache_bytes
-from rptrain.models.layers.generate import Sampling, Weights, new_cache, stream
+from rptrain.models.decode.cache import cache_bytes
+from rptrain.models.decode.generate import Sampling, Weights, new_cache, stream
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes

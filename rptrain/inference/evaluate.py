@@ -8,7 +8,7 @@ from rptrain.data.render import render_prompts
 from rptrain.data.template import load_template
 from rptrain.data.tokens import tokenized
 from rptrain.inference.answer_text import decoded
-from rptrain.models.layers.generate import Weights, generate
+from rptrain.models.decode.generate import Weights, generate
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 

@@ -14,7 +14,7 @@ from rptrain.inference.evaluate import in_template
 from rptrain.inference.model import EXTENDED, Model, find_model
 from rptrain.inference.placement import Room, Sizes, choose
 from rptrain.inference.weights import placed
-from rptrain.models.layers.generate import Sampling, Weights, generate, stream
+from rptrain.models.decode.generate import Sampling, Weights, generate, stream
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 from rptrain.utils.phases import phase

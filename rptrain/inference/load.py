@@ -12,7 +12,7 @@ from rptrain.inference.chat import Chat, Speaker
 from rptrain.inference.model import find_base, find_model
 from rptrain.inference.placement import FREE, Room, Sizes, choose, speeds
 from rptrain.inference.weights import placed
-from rptrain.models.adapters.lora import without_adapters
+from rptrain.models.transforms.lora import without_adapters
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 

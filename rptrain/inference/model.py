@@ -24,9 +24,10 @@ from rptrain.checkpoint.state import dtype_of, unusable
 from rptrain.checkpoint.unit_reader import UnitReader
 from rptrain.data.loader import VOCABULARIES
 from rptrain.kernels.quant import Quantized
-from rptrain.models import registry
-from rptrain.models.adapters.lora import adapter_units, with_lora, without_adapters
+from rptrain.models.families import registry
+from rptrain.models.locate import locate
 from rptrain.models.spec import ModelSpec
+from rptrain.models.transforms.lora import adapter_units, with_lora, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.pretrained import WeightFiles
 from rptrain.models.weights.quantized import with_base
@@ -100,7 +101,7 @@ def find_base(model: Model) -> Model:
     if not model.base:
         raise UserError(f"the base model of {model.source} is not known: its run does not name one")
     try:
-        directory = registry.locate(model.base)
+        directory = locate(model.base)
         if not any((directory / name).is_file() for name in (pretrained.SINGLE, pretrained.INDEX)):
             raise UserError(f"{directory} has no weights; the run began with random ones")
         spec = registry.build(pretrained.model_config(directory))
@@ -123,7 +124,7 @@ def _from_adapter(source: Path) -> Model:
     """An adapter with its base model, which is located by name, and quantized as in the run that exported it."""
     files = adapter.read(source)
     try:
-        base = registry.locate(files.config.base_model_name_or_path or "")
+        base = locate(files.config.base_model_name_or_path or "")
     except UserError as error:
         raise UserError(
             f"the adapter's base model was not found: set base_model_name_or_path in {source / adapter.CONFIG} to its "

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
-from rptrain.models.layers.cache import cache_bytes
+from rptrain.models.decode.cache import cache_bytes
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelSpec
 from rptrain.schedule.machine import TRAFFIC

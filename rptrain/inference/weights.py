@@ -13,8 +13,8 @@ from rptrain.inference.model import Model
 from rptrain.inference.placement import SLOTS, Placement
 from rptrain.kernels.quant import Quantized
 from rptrain.kernels.toolchain import try_out
-from rptrain.models.layers.generate import Weights
-from rptrain.models.spec import Unit
+from rptrain.models.decode.generate import Weights
+from rptrain.models.params import Unit
 from rptrain.utils.page_locks import locked_sentence, locking_advice
 from rptrain.utils.phases import phase
 

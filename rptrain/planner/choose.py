@@ -32,7 +32,9 @@ from rptrain.engine.optim.traffic import fraction_of_codes, thread_rate, update_
 from rptrain.engine.store import ModelStore, accumulate_dtype
 from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.kernels import launch
-from rptrain.models.spec import LayerShape, ModelShape, Unit
+from rptrain.models.layer import LayerShape
+from rptrain.models.params import Unit
+from rptrain.models.spec import ModelShape
 from rptrain.schedule.costs import LayerCost, Work
 from rptrain.schedule.dispatch import Links
 from rptrain.schedule.estimate import Estimate, Setting, estimate

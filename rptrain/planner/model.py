@@ -4,13 +4,14 @@ from math import prod
 from pathlib import Path
 
 from rptrain.config.schema import Config, Lora
-from rptrain.models import registry
-from rptrain.models.adapters.freeze import freeze
-from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
-from rptrain.models.fp8 import with_fp8
-from rptrain.models.half import with_half_sums
-from rptrain.models.layers.balance import balanced
+from rptrain.models.families import registry
+from rptrain.models.locate import PRESETS, locate, read_config
 from rptrain.models.spec import ModelShape, ModelSpec
+from rptrain.models.transforms.balance import balanced
+from rptrain.models.transforms.fp8 import with_fp8
+from rptrain.models.transforms.freeze import freeze
+from rptrain.models.transforms.half_sums import with_half_sums
+from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import pieces
 from rptrain.models.weights.quantized import with_base
@@ -27,11 +28,11 @@ def training_model(config: Config) -> tuple[Path, ModelSpec]:
 
 def base_model(config: Config) -> tuple[Path, ModelSpec]:
     """The directory of the model that the config names, and its spec. Raises UserError if there is none."""
-    model_dir = registry.locate(config.model.path)
+    model_dir = locate(config.model.path)
     if starts_from_files(config, model_dir):
         described = pretrained.model_config(model_dir)
     else:
-        described = registry.text_only(registry.read_config(model_dir))
+        described = registry.text_only(read_config(model_dir))
     return model_dir, registry.build(described)
 
 
@@ -76,7 +77,7 @@ def lora_settings(lora: Lora) -> LoRA:
 
 
 def _is_preset(model_dir: Path) -> bool:
-    return model_dir.parent == registry.PRESETS
+    return model_dir.parent == PRESETS
 
 
 def starts_from_files(config: Config, model_dir: Path) -> bool:
@@ -86,7 +87,7 @@ def starts_from_files(config: Config, model_dir: Path) -> bool:
 
 def carried_bytes(config: Config, spec: ModelShape) -> int:
     """Bytes of the tensors in the model's files that exports copy: models/weights/carried.py."""
-    model_dir = registry.locate(config.model.path)
+    model_dir = locate(config.model.path)
     if not spec.carried or not starts_from_files(config, model_dir):
         return 0
     return sum(

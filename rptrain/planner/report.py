@@ -64,10 +64,10 @@ from rptrain.config.schema import Config
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set
 from rptrain.data.preview import Preview, preview
 from rptrain.engine.meter import Measured
-from rptrain.models.layers import balance
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelShape
+from rptrain.models.transforms import balance
 from rptrain.planner import auto, short_steps
 from rptrain.planner.advice import Advice, advise
 from rptrain.planner.choose import DTYPES, RunPlan

@@ -149,7 +149,7 @@ def _inputs(config_path: Path, config: Config) -> Iterator[tuple[str, str | Path
 
 def _located_model(config: Config) -> Sequence[tuple[str, Path]]:
     """The folder of a preset or of a model in the hub's cache. A missing model is an error of the planner, not here."""
-    from rptrain.models.registry import locate  # imports torch
+    from rptrain.models.locate import locate  # imports torch
 
     try:
         return [("model.path", locate(config.model.path))]

@@ -26,8 +26,8 @@ from rptrain.engine.distributed.share import Share
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
 from rptrain.kernels.toolchain import try_out
-from rptrain.models.layers import balance
 from rptrain.models.spec import ModelSpec
+from rptrain.models.transforms import balance
 from rptrain.models.weights import pretrained
 from rptrain.planner import auto, short_steps
 from rptrain.planner.advice import advise

@@ -17,7 +17,7 @@ from rptrain.data import earlier
 from rptrain.data.notes import rules
 from rptrain.data.sequences import Sequences
 from rptrain.engine.store import UnitState
-from rptrain.models import registry
+from rptrain.models.locate import locate, read_config
 from rptrain.planner.refusals import check_resumable
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import CheckpointDamaged, Event
@@ -68,7 +68,7 @@ class Resume:
                 f"the validation set differs from the one that {self.checkpoint} was evaluated on: "
                 f"{_advice('it', job.validation.sequences, meta)}, {restart}"
             )
-        if registry.read_config(self.checkpoint / BASE) != job.spec.config:
+        if read_config(self.checkpoint / BASE) != job.spec.config:
             raise UserError(
                 f"{job.model_dir / 'config.json'} differs from the one that {self.checkpoint} was trained with: "
                 f"restore it, {restart}"
@@ -157,7 +157,7 @@ def _check_model(run: RunDir) -> None:
     """UserError if the model that a run trains is gone."""
     path = run.config().model.path
     try:
-        registry.locate(path)
+        locate(path)
     except UserError as error:
         advice = f": put it back to {path}, or a link to it" if Path(path).is_absolute() else ""
         raise UserError(f"{error}\n{run.path} cannot be resumed without its model{advice}") from error

@@ -5,9 +5,9 @@ import torch
 
 from rptrain.bench import clock, floor
 from rptrain.kernels import grouped_fp8
-from rptrain.models import registry
-from rptrain.models.adapters.freeze import freeze
-from rptrain.models.fp8 import with_fp8
+from rptrain.models.families import registry
+from rptrain.models.transforms.fp8 import with_fp8
+from rptrain.models.transforms.freeze import freeze
 
 from ..models.test_shapes import GPT_OSS, QWEN3_MOE, TINY
 

@@ -8,7 +8,7 @@ import torch
 from rptrain.engine.optim.adam import split
 from rptrain.engine.optim.moments import layout
 from rptrain.engine.store import UnitState, accumulate_dtype
-from rptrain.models import registry
+from rptrain.models.families import registry
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

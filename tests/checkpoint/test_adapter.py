@@ -16,12 +16,13 @@ from rptrain.checkpoint.adapter import Adapter, check, read
 from rptrain.checkpoint.atomic_dir import written_aside
 from rptrain.checkpoint.export import export_store
 from rptrain.checkpoint.verify import verify_adapter
-from rptrain.models import registry
-from rptrain.models.adapters.lora import LoRA, adapter_units, merged, with_lora, without_adapters
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
+from rptrain.models.transforms.lora import LoRA, adapter_units, merged, with_lora, without_adapters
 from rptrain.models.weights import pretrained, safetensors_io
 from rptrain.utils.errors import UserError
-from tests.models.adapters.test_lora import IDS, in_peft
 from tests.models.conftest import COMMON, VARIANTS, Native, make_micro_batch
+from tests.models.transforms.test_lora import IDS, in_peft
 
 SETTINGS = {
     "all-linear": LoRA(r=4, lora_alpha=8, lora_dropout=0.1),
@@ -53,7 +54,7 @@ llama = pytest.mark.parametrize("base", ["llama"], indirect=True)
 
 def trained(directory, settings: LoRA) -> Native:
     """The model in a directory, with random numbers in all that is trained."""
-    spec = with_lora(registry.build(registry.read_config(directory)), settings)
+    spec = with_lora(registry.build(read_config(directory)), settings)
     own = without_adapters(spec)
     model = Native(spec, torch.float32)
     pretrained.load(pretrained.check(directory, own), own, model.view)
@@ -167,7 +168,7 @@ def test_what_to_set_to_continue_an_adapter_of_peft(base, given, setting, tmp_pa
 
     theirs = get_peft_model(deepcopy(model), LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **given))
     theirs.save_pretrained(tmp_path / "a")
-    other = with_lora(registry.build(registry.read_config(directory)), LoRA(target_modules=("k_proj",)))
+    other = with_lora(registry.build(read_config(directory)), LoRA(target_modules=("k_proj",)))
     with pytest.raises(UserError) as caught:
         check(read(tmp_path / "a"), other)
     advice = str(caught.value).splitlines()[-1]
@@ -315,7 +316,7 @@ def test_an_alpha_with_a_point_is_continued(base, alpha, stored, tmp_path) -> No
     file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_alpha": stored}))
     files = adapter.read(tmp_path / "a")
     adapter.check_settings(files, settings, str(directory))
-    assert adapter.settings_of(files, registry.build(registry.read_config(directory))).scale == settings.scale
+    assert adapter.settings_of(files, registry.build(read_config(directory))).scale == settings.scale
 
 
 @llama

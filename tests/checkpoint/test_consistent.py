@@ -12,7 +12,7 @@ from rptrain.checkpoint.atomic_dir import MANIFEST, STATE, Damaged
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.state import save_state
-from rptrain.models.adapters.freeze import freeze
+from rptrain.models.transforms.freeze import freeze
 from rptrain.runs import events
 from tests import run_tools as tools
 

@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 from rptrain.checkpoint import adapter
-from rptrain.models import registry
-from rptrain.models.adapters.lora import LoRA, merged, with_lora, without_adapters
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
+from rptrain.models.transforms.lora import LoRA, merged, with_lora, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 from tests.checkpoint.test_adapter import assert_continued, base, trained, written
-from tests.models.adapters.test_lora import IDS, in_peft
 from tests.models.conftest import make_micro_batch
+from tests.models.transforms.test_lora import IDS, in_peft
 
 __all__ = ["base"]  # the fixture
 
@@ -95,7 +96,7 @@ def test_adapters_of_other_parameters_are_not_continued(base, tmp_path) -> None:
     _, directory = base
     made = SETTINGS["both-rslora"]
     written(trained(directory, made), made, directory, tmp_path / "a")
-    files, own = adapter.read(tmp_path / "a"), registry.build(registry.read_config(directory))
+    files, own = adapter.read(tmp_path / "a"), registry.build(read_config(directory))
     with pytest.raises(UserError, match=r"experts.base_layer.lora_A.weight is not part of it"):
         adapter.check(files, with_lora(own, replace(made, target_parameters=BOTH[1:])))
     config = json.loads((tmp_path / "a/adapter_config.json").read_text())
@@ -115,7 +116,7 @@ def test_weights_are_targets_by_their_tensors_too(base, tmp_path) -> None:
     assert (config["target_modules"], config["target_parameters"]) == ([], [f"shared_experts.{DOWN}"])
     named = config | {"target_modules": ["shared_experts.down_proj"], "target_parameters": None}
     (tmp_path / "a/adapter_config.json").write_text(json.dumps(named))
-    files, own = adapter.read(tmp_path / "a"), registry.build(registry.read_config(directory))
+    files, own = adapter.read(tmp_path / "a"), registry.build(read_config(directory))
     found = adapter.settings_of(files, own)
     assert found.target_modules == ()
     assert found.target_parameters == tuple(f"model.layers.{i}.mlp.shared_experts.{DOWN}" for i in (1, 2))

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from rptrain.checkpoint.atomic_dir import MANIFEST, MARK, STATE, Damaged, complete_checkpoints
 from rptrain.checkpoint.state import load_state, prune, read_state, save_state
-from rptrain.models import registry
+from rptrain.models.families import registry
 from rptrain.utils.errors import UserError
 from tests.checkpoints import verify_checkpoint
 

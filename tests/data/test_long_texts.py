@@ -18,7 +18,7 @@ from rptrain.data.formats import Example
 from rptrain.data.loader import load_tokenizer
 from rptrain.data.template import encode
 from rptrain.data.tokens import Builder, Document, ids_of, tokenized
-from rptrain.models import registry
+from rptrain.models.locate import PRESETS
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
@@ -67,7 +67,7 @@ KINDS = {
     "byte level": byte_level,
     "special tokens split": lambda: byte_level(split=True),
     "metaspace": metaspace,
-    "tiny-tasks": lambda: load_tokenizer(registry.PRESETS / "tiny-tasks"),
+    "tiny-tasks": lambda: load_tokenizer(PRESETS / "tiny-tasks"),
 }
 
 
@@ -179,7 +179,7 @@ def test_the_memory_of_a_long_row(tmp_path: Path) -> None:
         "-c",
         getsource(own_memory) + PEAK,
         str(tmp_path),
-        str(registry.PRESETS / "tiny-tasks"),
+        str(PRESETS / "tiny-tasks"),
     ]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     assert int(done.stdout) << 10 < template.parts_bytes(size) + 4 * size

@@ -8,12 +8,12 @@ from rptrain.engine.engine import Engine, Optimizer
 from rptrain.engine.optim.loss_scale import UNSCALED
 from rptrain.engine.store import ModelStore
 from rptrain.kernels.quant import Quantized
-from rptrain.models.adapters.freeze import freeze
-from rptrain.models.adapters.lora import with_lora
-from rptrain.models.fp8 import with_fp8
-from rptrain.models.half import with_half_sums
-from rptrain.models.layers.balance import balanced
-from rptrain.models.registry import build
+from rptrain.models.families.registry import build
+from rptrain.models.transforms.balance import balanced
+from rptrain.models.transforms.fp8 import with_fp8
+from rptrain.models.transforms.freeze import freeze
+from rptrain.models.transforms.half_sums import with_half_sums
+from rptrain.models.transforms.lora import with_lora
 from rptrain.models.weights.quantized import with_base
 from rptrain.schedule.plan import Plan
 

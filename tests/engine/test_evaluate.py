@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rptrain.engine.errors import EngineError
-from rptrain.models.adapters.lora import LoRA
+from rptrain.models.transforms.lora import LoRA
 
 from . import plain, runs
 

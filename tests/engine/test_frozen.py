@@ -13,8 +13,8 @@ from rptrain.engine.meter import Meter, likeness
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.gradients import label
 from rptrain.engine.store import ModelStore
-from rptrain.models.adapters.freeze import freeze
-from rptrain.models.registry import build
+from rptrain.models.families.registry import build
+from rptrain.models.transforms.freeze import freeze
 from tests.cases import UPDATES, long
 
 from . import plain, runs

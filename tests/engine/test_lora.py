@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rptrain.engine.store import ModelStore
-from rptrain.models.adapters.lora import LoRA, with_lora
-from rptrain.models.registry import build
+from rptrain.models.families.registry import build
+from rptrain.models.transforms.lora import LoRA, with_lora
 from tests.cases import UPDATES, long
 
 from . import plain, runs

@@ -11,8 +11,9 @@ from rptrain.engine.devices import cpu
 from rptrain.engine.meter import Measured, Meter, measured_stages, timed
 from rptrain.engine.recorder import Recorder
 from rptrain.engine.store import ModelStore
-from rptrain.models.layers.mlp import Block, Head
-from rptrain.models.registry import build
+from rptrain.models.families.registry import build
+from rptrain.models.layers.head import Head
+from rptrain.models.layers.mlp import Block
 from rptrain.schedule.plan import Plan
 from tests.cases import UPDATES, long
 

@@ -14,7 +14,7 @@ from rptrain.engine.devices.cuda import CudaStream
 from rptrain.engine.page_locking import PageableRanges, page_locked
 from rptrain.engine.store import Arena
 from rptrain.engine.transfer.boundary import BoundaryBuffers
-from rptrain.models.adapters.lora import LoRA
+from rptrain.models.transforms.lora import LoRA
 from tests.cases import long
 
 from . import plain, runs

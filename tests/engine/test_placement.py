@@ -15,7 +15,7 @@ from rptrain.engine.devices.cuda import CudaDevice
 from rptrain.engine.optim import adam
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.store import Arena
-from rptrain.models.adapters.lora import LoRA
+from rptrain.models.transforms.lora import LoRA
 from rptrain.utils import numa
 from rptrain.utils.numa import Node, Topology
 

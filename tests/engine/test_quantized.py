@@ -9,9 +9,9 @@ from rptrain.engine.footprint import ALIGNMENT, Shapes, stage_memory
 from rptrain.engine.meter import Meter
 from rptrain.engine.store import ModelStore
 from rptrain.kernels.quant import FORMATS, Quantized
-from rptrain.models.adapters.lora import LoRA, with_lora
-from rptrain.models.fp8 import with_fp8
-from rptrain.models.registry import build
+from rptrain.models.families.registry import build
+from rptrain.models.transforms.fp8 import with_fp8
+from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.weights.quantized import with_base
 from rptrain.schedule.plan import Plan, Stage
 from tests.cases import UPDATES, long

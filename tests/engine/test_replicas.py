@@ -13,7 +13,7 @@ import torch
 from rptrain.engine.errors import EngineError
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.loss_scale import LossScale
-from rptrain.models.adapters.lora import LoRA
+from rptrain.models.transforms.lora import LoRA
 from rptrain.schedule.plan import Plan
 from tests.cases import UPDATES, long
 

@@ -12,10 +12,10 @@ from rptrain.engine.footprint import Shapes, footprint
 from rptrain.engine.meter import Meter
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.store import ModelStore
-from rptrain.models.adapters.lora import LoRA
-from rptrain.models.fp8 import with_fp8
-from rptrain.models.registry import build
-from rptrain.models.spec import Unit
+from rptrain.models.families.registry import build
+from rptrain.models.params import Unit
+from rptrain.models.transforms.fp8 import with_fp8
+from rptrain.models.transforms.lora import LoRA
 from rptrain.schedule.plan import Plan
 from rptrain.utils import native
 from rptrain.utils.errors import UserError

@@ -12,7 +12,7 @@ from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.engine.page_locking import PageableRanges, page_locked
 from rptrain.engine.store import Arena
 from rptrain.kernels.quant import FORMATS
-from rptrain.models.adapters.lora import LoRA
+from rptrain.models.transforms.lora import LoRA
 from rptrain.schedule.plan import Plan
 
 from ..engine import plain, runs

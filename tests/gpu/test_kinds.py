@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rptrain.models.adapters.lora import LoRA
+from rptrain.models.transforms.lora import LoRA
 from tests.cases import UPDATES, long
 
 from ..engine import plain, runs

@@ -8,10 +8,11 @@ import torch
 from benchmarks.kernels.attention import micro_batch
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.store import accumulate_dtype
-from rptrain.models import registry
-from rptrain.models.fp8 import with_fp8
-from rptrain.models.half import with_half_sums
+from rptrain.models.families import registry
 from rptrain.models.layers.rope import RotaryTables
+from rptrain.models.locate import locate, read_config
+from rptrain.models.transforms.fp8 import with_fp8
+from rptrain.models.transforms.half_sums import with_half_sums
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +45,7 @@ def allocated(work):
 )
 def test_bounds_hold_with_fused_kernels(preset, fp8, half_sums, reproducible):
     """A block and the head at 4 x 2,048 tokens; bounds are at most a tenth too large, with FP8 four tenths."""
-    spec = registry.build(registry.read_config(registry.locate(preset)))
+    spec = registry.build(read_config(locate(preset)))
     spec, slack = (with_fp8(spec), 1.4) if fp8 else (spec, 1.1)
     spec = with_half_sums(spec) if half_sums else spec
     mb = micro_batch([[LENGTH]] * ROWS)

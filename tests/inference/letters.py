@@ -3,7 +3,8 @@
 from typing import Any
 
 from rptrain.inference.chat import Chat, Speaker
-from rptrain.models.registry import build, locate, read_config
+from rptrain.models.families.registry import build
+from rptrain.models.locate import locate, read_config
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 

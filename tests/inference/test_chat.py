@@ -10,7 +10,7 @@ from rptrain.inference.chat import Chat
 from rptrain.inference.generate import Request, stream_text
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.settings import AnswerSettings
-from rptrain.models.layers.cache import cache_bytes
+from rptrain.models.decode.cache import cache_bytes
 from rptrain.planner.room import free_room
 from rptrain.utils.errors import UserError
 

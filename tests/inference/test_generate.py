@@ -7,9 +7,10 @@ from rptrain.inference import generate
 from rptrain.inference.generate import Request, _check_lengths, generate_text
 from rptrain.inference.model import EXTENDED, Model
 from rptrain.inference.placement import FREE, Room
-from rptrain.models.layers.cache import Cache, cache_bytes
-from rptrain.models.layers.generate import stream
-from rptrain.models.registry import build, locate, read_config
+from rptrain.models.decode.cache import Cache, cache_bytes
+from rptrain.models.decode.generate import stream
+from rptrain.models.families.registry import build
+from rptrain.models.locate import locate, read_config
 from rptrain.utils.errors import UserError
 
 from .letters import Letters

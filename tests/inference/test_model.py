@@ -10,8 +10,9 @@ import torch
 from rptrain.checkpoint.adapter import Adapter
 from rptrain.checkpoint.export import export_store
 from rptrain.inference.model import find_model
-from rptrain.models.adapters.lora import LoRA, with_lora
-from rptrain.models.registry import build, read_config
+from rptrain.models.families.registry import build
+from rptrain.models.locate import read_config
+from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools

@@ -21,7 +21,8 @@ from rptrain.inference.placement import (
     choose,
     speeds,
 )
-from rptrain.models.registry import build, locate, read_config
+from rptrain.models.families.registry import build
+from rptrain.models.locate import locate, read_config
 from rptrain.utils.errors import UserError
 
 GIB = 1 << 30

@@ -16,7 +16,7 @@ from rptrain.inference.load import LoadedChat
 from rptrain.inference.model import Model, find_model
 from rptrain.inference.placement import Room
 from rptrain.inference.weights import Resident, Streamed, dense
-from rptrain.models.layers.generate import generate
+from rptrain.models.decode.generate import generate
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools

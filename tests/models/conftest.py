@@ -11,8 +11,9 @@ from torch import Tensor
 
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.reference.dense import wide
-from rptrain.models import registry
+from rptrain.models.families import registry
 from rptrain.models.layers.rope import RotaryTables
+from rptrain.models.locate import read_config
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 
@@ -226,7 +227,7 @@ class Native:
 def native() -> Callable[..., Native]:
     def build(directory: Path, dtype: torch.dtype = torch.float32) -> Native:
         """The checkpoint in a directory."""
-        model = Native(registry.build(registry.read_config(directory)), dtype)
+        model = Native(registry.build(read_config(directory)), dtype)
         pretrained.load(pretrained.check(directory, model.spec), model.spec, model.view)
         return model
 

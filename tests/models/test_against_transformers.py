@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rptrain.models.layers.generate import generate
+from rptrain.models.decode.generate import generate
 from rptrain.models.weights import pretrained
 
 from .conftest import VARIANTS, hugging_face

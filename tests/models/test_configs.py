@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.layer import QueryScaling
 from rptrain.models.layers import rope
-from rptrain.models.spec import QueryScaling
+from rptrain.models.locate import PRESETS, locate, presets, read_config
 from rptrain.utils.errors import UserError
 
 from .conftest import VARIANTS
@@ -59,7 +60,7 @@ LLAMA3 = {
     ],
 )
 def test_layers_and_work_of_presets(preset, layers, tied) -> None:
-    spec = registry.build(registry.read_config(registry.locate(preset)))
+    spec = registry.build(read_config(locate(preset)))
     assert (len(spec.layers), spec.tied) == (layers, tied)
     assert [layer.name for layer in spec.stack] == [*(f"layers.{i}" for i in range(layers)), "head"]
     assert [unit.name for unit in spec.units] == [
@@ -379,7 +380,7 @@ def test_every_architecture_is_compared_with_transformers_and_in_the_readme() ->
     guide = (Path(__file__).parents[2] / "docs/guide/models.md").read_text(encoding="utf-8")
     for table in (section, guide):
         assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == known
-    assert [preset for preset in registry.presets() if f"`{preset}`" not in guide] == []
+    assert [preset for preset in presets() if f"`{preset}`" not in guide] == []
 
 
 def test_ministral_3_as_transformers_reads_it() -> None:
@@ -429,15 +430,15 @@ def test_locate(tmp_path, monkeypatch) -> None:
     model = tmp_path / "model"
     model.mkdir()
     with pytest.raises(UserError, match=r"no config\.json"):
-        registry.locate(str(model))
+        locate(str(model))
     (model / "config.json").write_text("{}")
-    assert registry.locate(str(model)) == model
-    assert registry.locate("qwen3-1.7b") == registry.PRESETS / "qwen3-1.7b"
+    assert locate(str(model)) == model
+    assert locate("qwen3-1.7b") == PRESETS / "qwen3-1.7b"
     for wrong in ("qwen-1.7b", "Qwen/Qwen3-1.7B", "../../no", "/nowhere/at/all", ""):
         with pytest.raises(UserError, match=r"qwen3-1\.7b"):
-            registry.locate(wrong)
+            locate(wrong)
     with pytest.raises(UserError, match=r"Did you mean 'qwen3-1\.7b'"):
-        registry.locate("Qwen/Qwen3-1.7B")
+        locate("Qwen/Qwen3-1.7B")
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"])
@@ -453,21 +454,21 @@ def test_locate_in_the_hub_cache(variable, tmp_path, monkeypatch) -> None:
         (repository / "snapshots" / commit / "config.json").write_text("{}")
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("aaa\n")
-    assert registry.locate("org/name") == repository / "snapshots" / "aaa"
+    assert locate("org/name") == repository / "snapshots" / "aaa"
     (repository / "refs" / "main").write_text("gone")
-    assert registry.locate("org/name").parent == repository / "snapshots"
+    assert locate("org/name").parent == repository / "snapshots"
 
 
 def test_read_config_errors(tmp_path) -> None:
     with pytest.raises(UserError, match="cannot read"):
-        registry.read_config(tmp_path)
+        read_config(tmp_path)
     file = tmp_path / "config.json"
     for text, problem in (("{", "not valid JSON"), ("[]", "JSON object, not a list")):
         file.write_text(text)
         with pytest.raises(UserError, match=problem):
-            registry.read_config(tmp_path)
+            read_config(tmp_path)
     file.write_text(json.dumps(CONFIG))
-    assert registry.read_config(tmp_path) == registry.read_config(file) == CONFIG
+    assert read_config(tmp_path) == read_config(file) == CONFIG
 
 
 @pytest.mark.parametrize("name", ["MistralModel", "MistralForSequenceClassification"])

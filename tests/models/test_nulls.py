@@ -3,7 +3,7 @@
 import pytest
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 
-from rptrain.models import registry
+from rptrain.models.families import registry
 from rptrain.utils.errors import UserError
 
 from .test_configs import GRANITE, OLMO3, SEED_OSS, SMOLLM3

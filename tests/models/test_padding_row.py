@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rptrain.engine.store import ModelStore
 from rptrain.kernels.batch import Batch
-from rptrain.models import registry
+from rptrain.models.families import registry
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 from tests.engine import runs

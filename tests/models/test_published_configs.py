@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from rptrain.models import registry
+from rptrain.models.families import registry
 from rptrain.models.layers.attention import AttentionBlock
+from rptrain.models.locate import locate, presets, read_config
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 
@@ -110,7 +111,7 @@ def settings_of(model) -> list[dict[str, Any]]:
 
 def preset(name: str) -> dict[str, Any]:
     """A preset with its first four layers."""
-    config = registry.read_config(registry.locate(name))
+    config = read_config(locate(name))
     lists = {key: config[key][:4] for key in ("layer_types", "no_rope_layers") if key in config}
     return {**config, **lists, "num_hidden_layers": 4}
 
@@ -139,7 +140,7 @@ CASES = {
     **aliased(),
     **{kind: of_kind(kind) for kind in registry.MODEL_TYPES if kind != "mistral3"},
     **{name: of_kind(kind, **keys) for name, (kind, keys) in SPELLINGS.items()},
-    **{f"preset-{name}": preset(name) for name in registry.presets()},
+    **{f"preset-{name}": preset(name) for name in presets()},
 }
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.families.config import TO_16_BITS
+from rptrain.models.locate import PRESETS, read_config
 from rptrain.models.weights import pretrained
-from rptrain.models.weights.hf_config import TO_16_BITS
 from rptrain.utils.errors import UserError
 
 from .conftest import VARIANTS, hugging_face
@@ -29,7 +30,7 @@ MINIMAX = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_
     ids=["blocks", "tensors", "gptq", "text"],
 )
 def test_a_refusal_names_what_is_stored_and_what_to_use(stored: Any, words: list[str]) -> None:
-    config = registry.read_config(registry.PRESETS / "minimax-m2") | {"quantization_config": stored}
+    config = read_config(PRESETS / "minimax-m2") | {"quantization_config": stored}
     with pytest.raises(UserError) as caught:
         registry.build(config)
     (problem,) = str(caught.value).split("\n- ")[1:]

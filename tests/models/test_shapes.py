@@ -5,9 +5,11 @@ from collections import Counter
 import pytest
 import torch
 
-from rptrain.models import registry
-from rptrain.models.layers.mlp import Block, Head
+from rptrain.models.families import registry
+from rptrain.models.layers.head import Head
+from rptrain.models.layers.mlp import Block
 from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.locate import locate, presets, read_config
 from rptrain.models.weights import pretrained
 from rptrain.schedule.costs import Work
 from rptrain.utils.errors import UserError
@@ -99,12 +101,12 @@ def test_units_have_the_sizes_of_transformers(variant) -> None:
 
 
 def test_every_preset_is_compared() -> None:
-    assert [*sorted(PRESETS), "tiny-tasks"] == registry.presets()
+    assert [*sorted(PRESETS), "tiny-tasks"] == presets()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_have_the_published_sizes(preset) -> None:
-    config = registry.read_config(registry.locate(preset))
+    config = read_config(locate(preset))
     shape = registry.build(config)
     assert shape.num_parameters == PRESETS[preset]
     assert sizes_of(shape) == parameters_by_unit(theirs(config, "meta"))
@@ -113,7 +115,7 @@ def test_presets_have_the_published_sizes(preset) -> None:
 @variants
 def test_parts_are_the_tensors_of_a_checkpoint(variant, tmp_path) -> None:
     theirs(VARIANTS[variant]).save_pretrained(tmp_path)
-    shape = registry.build(registry.read_config(tmp_path))
+    shape = registry.build(read_config(tmp_path))
     files = pretrained.check(tmp_path, shape)
     assert sum(unit.name.startswith("layers") for unit in shape.units) == 4
     assert stored_bytes(files) == 4 * shape.num_parameters

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rptrain.models import registry
+from rptrain.models.families import registry
 from rptrain.utils.errors import UserError
 
 from .test_configs import MISTRAL

@@ -9,11 +9,12 @@ import torch
 
 from rptrain.engine.footprint import stage_bytes, stage_memory
 from rptrain.engine.meter import Measured
-from rptrain.models import registry
-from rptrain.models.adapters.freeze import freeze
-from rptrain.models.adapters.lora import LoRA, with_lora
-from rptrain.models.fp8 import with_fp8
-from rptrain.models.half import with_half_sums
+from rptrain.models.families import registry
+from rptrain.models.locate import locate, read_config
+from rptrain.models.transforms.fp8 import with_fp8
+from rptrain.models.transforms.freeze import freeze
+from rptrain.models.transforms.half_sums import with_half_sums
+from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.weights.quantized import with_base
 from rptrain.planner.choose import LIBRARIES, Workload, layer_costs, layer_work, least_period, make_plan
 from rptrain.schedule.costs import Work
@@ -27,7 +28,7 @@ GIB = 2**30
 
 
 def spec_of(preset):
-    return registry.build(registry.read_config(registry.locate(preset)))
+    return registry.build(read_config(locate(preset)))
 
 
 def plan_of(preset, limit, *, asynchronous=True, round_size=16):
@@ -67,7 +68,7 @@ def test_no_step_is_shorter_than_the_least_period(preset, devices):
 
 
 def test_a_deep_model_does_not_fall_to_a_layer_a_stage():
-    config = registry.read_config(registry.locate("llama-3.1-8b")) | {"num_hidden_layers": 64, "hidden_size": 8192}
+    config = read_config(locate("llama-3.1-8b")) | {"num_hidden_layers": 64, "hidden_size": 8192}
     spec = registry.build(config)
     workload = Workload(1, 2048, 16, 16, torch.bfloat16, True)
     plan = make_plan(spec, Machine(CARDS["rtx4090"], 8), workload, device_limit=21 * GIB)

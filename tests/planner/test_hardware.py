@@ -13,7 +13,7 @@ import torch
 
 from rptrain.config.schema import Engine
 from rptrain.engine.distributed.launch import Launch
-from rptrain.models.registry import build
+from rptrain.models.families.registry import build
 from rptrain.planner import hardware
 from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, Hardware, gpu_memory, here, installed_for, planned, usable
 from rptrain.planner.model import for_hardware

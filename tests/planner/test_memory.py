@@ -23,10 +23,11 @@ from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import BLOCK
 from rptrain.engine.footprint import footprint
 from rptrain.engine.store import ModelStore
-from rptrain.models import registry
-from rptrain.models.adapters.freeze import freeze
-from rptrain.models.adapters.lora import LoRA, with_lora
-from rptrain.models.fp8 import with_fp8
+from rptrain.models.families import registry
+from rptrain.models.locate import PRESETS, locate, read_config
+from rptrain.models.transforms.fp8 import with_fp8
+from rptrain.models.transforms.freeze import freeze
+from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.weights.quantized import QUANTIZING, with_base
 from rptrain.planner import hardware as devices
 from rptrain.planner.choose import Workload
@@ -86,7 +87,7 @@ output_dir = "{folder}/runs"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    preset = json.loads((registry.PRESETS / "tiny-tasks" / "config.json").read_text())
+    preset = json.loads((PRESETS / "tiny-tasks" / "config.json").read_text())
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(preset | LARGE))
     (tmp_path / "c.toml").write_text(CONFIG.format(folder=tmp_path))
@@ -95,7 +96,7 @@ def folder(tmp_path: Path) -> Path:
 
 def planned(folder: Path, *overrides: str):
     config = resolve(folder / "c.toml", overrides).config
-    spec = registry.build(registry.read_config(registry.locate(config.model.path)))
+    spec = registry.build(read_config(locate(config.model.path)))
     hardware = devices.here(config.engine)
     run, memory = plan_run(config, spec, hardware)
     return config, spec, hardware, run, memory
@@ -162,8 +163,8 @@ from pathlib import Path
 import torch
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.store import ModelStore
-from rptrain.models import registry
-from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
+from rptrain.models.families import registry
+from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.quantized import with_base
 
@@ -179,7 +180,7 @@ def load(name):
 
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 folder = Path(sys.argv[1])
-spec = registry.build(registry.read_config(folder / "model"))
+spec = registry.build(read_config(folder / "model"))
 store = ModelStore(spec, torch.bfloat16, generations=2)
 for state in store.units:
     for tensor in (*state.params, state.grad, *state.moments.values(), state.remainder):
@@ -202,7 +203,7 @@ print(json.dumps(found | {"state": growth(lambda: load_state(state, store.units)
 
 def test_loading_takes_nothing_beside_the_buffers_that_were_planned(folder):
     """Of 45, 90, 90 and 360 MiB that are read; code that is first used comes beside, and pieces that are converted."""
-    shutil.copyfile(registry.PRESETS / "tiny-tasks" / "tokenizer.json", folder / "model" / "tokenizer.json")
+    shutil.copyfile(PRESETS / "tiny-tasks" / "tokenizer.json", folder / "model" / "tokenizer.json")
     line = [sys.executable, "-P", "-c", getsource(own_memory) + LOADING, str(folder)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "2"})
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,8 @@ from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import locate, presets, read_config
 from rptrain.planner.advice import advise, values
 from rptrain.planner.changes import ORDER, with_changes, with_value
 from rptrain.planner.hardware import Hardware, planned
@@ -249,7 +250,7 @@ def hardware(config: Config, host: int, vram: int = 24 * GIB, gpus: int = 8) -> 
 
 
 def spec_of(name: str):
-    return registry.build(registry.read_config(registry.locate(name)))
+    return registry.build(read_config(locate(name)))
 
 
 def test_the_largest_value_that_fits_is_given():
@@ -498,7 +499,7 @@ def test_measured_rates_are_named(monkeypatch):
 def test_a_type_that_cannot_be_used_is_left_out(folder, arguments):
     """The card has no FP8; its rate in float32 is unknown; no size is a multiple of 16; the codes of a frozen
     base do not fit."""
-    config = registry.read_config(registry.locate("qwen3-1.7b"))
+    config = read_config(locate("qwen3-1.7b"))
     (folder / "odd").mkdir()
     sizes = {"hidden_size": 2044, "num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": 2}
     (folder / "odd" / "config.json").write_text(json.dumps(config | sizes | {"intermediate_size": 6140}))
@@ -707,7 +708,7 @@ def test_geforce_cards_are_planned_with_sums_in_float16(card, half_sums):
     assert {layer.half_sums for layer in found.spec.stack} == {half_sums}
 
 
-@pytest.mark.parametrize("preset", registry.presets())
+@pytest.mark.parametrize("preset", presets())
 @pytest.mark.parametrize("card", [card if card == "rtx4090" else long(card) for card in CARDS])
 def test_every_preset_on_every_card(card, preset):
     write(preset)

@@ -10,7 +10,8 @@ from typer.testing import CliRunner, Result
 
 from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import locate, read_config
 from rptrain.planner.hardware import planned
 from rptrain.planner.memory import plan_run
 from rptrain.schedule.machine import CARDS, GOODPUT
@@ -99,7 +100,7 @@ def test_the_memory_is_that_of_a_node(update, each):
 
 
 def test_a_node_updates_its_part():
-    config, spec = resolve("c.toml").config, registry.build(registry.read_config(registry.locate("qwen3-1.7b")))
+    config, spec = resolve("c.toml").config, registry.build(read_config(locate("qwen3-1.7b")))
     hardware = planned(CARDS["rtx4090"], 1, None, config.engine)
     alone, part = (plan_run(config, spec, replace(hardware, process=process))[0] for process in ((0, 1), (3, 4)))
     assert sum(cost.update for cost in part.costs) == pytest.approx(sum(cost.update for cost in alone.costs) / 4)

@@ -9,7 +9,8 @@ import torch
 
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import locate, read_config
 from rptrain.planner.choose import RunPlan, Workload, make_plan
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.report import report
@@ -18,7 +19,7 @@ from rptrain.schedule.estimate import estimate
 from rptrain.schedule.machine import CARDS, Machine
 from rptrain.train.job import prepare_job
 
-SPEC = registry.build(registry.read_config(registry.locate("qwen3-1.7b")))
+SPEC = registry.build(read_config(locate("qwen3-1.7b")))
 
 
 def config(**engine: Any) -> Config:

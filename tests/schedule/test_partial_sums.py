@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rptrain.engine.footprint import footprint
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import locate, read_config
 from rptrain.planner.choose import Workload, layer_costs
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.dispatch import Links, dispatch
@@ -102,7 +103,7 @@ def test_pictures_show_them_as_idle_and_as_copies():
 @pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_simulated_peak_is_within_what_is_planned(dtype, round_size, devices, asynchronous):
-    spec = registry.build(registry.read_config(registry.locate("qwen3-1.7b")))
+    spec = registry.build(read_config(locate("qwen3-1.7b")))
     workload = Workload(1, 2048, 8, round_size, dtype, asynchronous)
     costs = layer_costs(spec, workload, Machine(CARDS["rtx4090"], devices), None)
     stages = partition(costs, devices, 8)

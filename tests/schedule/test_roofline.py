@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from rptrain.models import registry
+from rptrain.models.families import registry
 from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.locate import locate, read_config
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.dispatch import Links
 from rptrain.schedule.estimate import Setting
@@ -29,7 +30,7 @@ NOMINAL = {"rtx3090": 32e9, "rtx4090": 32e9, "rtx5090": 64e9, "a800": 32e9}  # P
 
 
 def sizes_of(preset: str, index: int = -1) -> Sizes:
-    block = registry.build(registry.read_config(registry.locate(preset))).layers[index]
+    block = registry.build(read_config(locate(preset))).layers[index]
     sizes = Sizes(block.hidden, block.heads, block.kv_heads, block.head_size, block.intermediate)
     if isinstance(block, MoEBlock):
         sizes = replace(sizes, experts=block.experts, active=block.active, window=block.window)

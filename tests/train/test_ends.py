@@ -16,7 +16,7 @@ from rptrain.inference.load import LoadedChat
 from rptrain.inference.model import find_model
 from rptrain.inference.settings import AnswerSettings
 from rptrain.inference.weights import dense
-from rptrain.models.layers.generate import generate
+from rptrain.models.decode.generate import generate
 from rptrain.planner.room import free_room
 from rptrain.runs import events
 from rptrain.train.job import prepare_job

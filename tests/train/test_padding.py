@@ -7,9 +7,9 @@ import pytest
 
 from rptrain.checkpoint.state import read_state
 from rptrain.data import padding
-from rptrain.models import registry
-from rptrain.models.adapters.freeze import freeze
-from rptrain.models.adapters.lora import LoRA, with_lora
+from rptrain.models.families import registry
+from rptrain.models.transforms.freeze import freeze
+from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.job import prepare_job
@@ -41,7 +41,7 @@ def test_a_resumed_run_keeps_the_gradient_that_it_began_with(earlier, tmp_path, 
     tools.write_model(tmp_path / "model", pad_token_id=PAD)
     with monkeypatch.context() as patch:
         if earlier:
-            patch.setattr("rptrain.models.weights.hf_config._read_padding_row", lambda *_: None)
+            patch.setattr("rptrain.models.families.config._read_padding_row", lambda *_: None)
         whole = go(tmp_path, 4, "log.run_name=whole")
         run = go(tmp_path, 2)
     assert read_state(run.checkpoint_path(2))["meta"].get("padding_row") == (None if earlier else PAD)
@@ -87,7 +87,7 @@ def test_a_padding_token_outside_of_the_vocabulary(tmp_path, monkeypatch):
     size = json.loads((model / "config.json").read_text())["vocab_size"]
     with monkeypatch.context() as patch:
         patch.setattr(padding, "check", lambda *_: None)
-        patch.setattr("rptrain.models.weights.hf_config._read_padding_row", lambda *_: None)
+        patch.setattr("rptrain.models.families.config._read_padding_row", lambda *_: None)
         set_padding(model, size)
         run = go(tmp_path, 1)
     go(tmp_path, 2, f"save.resume={run.path}")

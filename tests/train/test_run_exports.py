@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rptrain.kernels.batch import MicroBatch
-from rptrain.models import registry
+from rptrain.models.families import registry
 from rptrain.models.layers.rope import RotaryTables
 from rptrain.models.weights import pretrained
 

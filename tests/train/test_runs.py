@@ -16,7 +16,8 @@ import pytest
 from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.engine.devices import cpu
 from rptrain.engine.devices.base import STREAMS
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RunView
@@ -386,7 +387,7 @@ def test_the_folder(folder):
     assert [record["event"] for record in records[:saved] + records[saved + 1 :]] == names
     assert all(record["schema"] == events.SCHEMA for record in records)
     started, *_ = events.read(run.events_path)
-    spec = registry.build(registry.read_config(folder / "model"))
+    spec = registry.build(read_config(folder / "model"))
     assert (started.config_hash, started.parameters) == (resolved.config.digest, spec.num_parameters)
     assert list(tools.steps(run)) == [4, 6]
     assert {event.tokens for event in tools.events(run, events.Step)} == {64 * 16}

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
 from rptrain.models.weights import pretrained
 from rptrain.planner.model import training_model
 from rptrain.planner.refusals import look
@@ -46,7 +47,7 @@ def write_tower(folder: Path, text: Mapping[str, Any], tied: bool, max_shard_siz
     from transformers import Mistral3Config, Mistral3ForConditionalGeneration
 
     tools.write_model(folder, **text)
-    config = Mistral3Config(text_config=registry.read_config(folder), vision_config=VISION, tie_word_embeddings=tied)
+    config = Mistral3Config(text_config=read_config(folder), vision_config=VISION, tie_word_embeddings=tied)
     torch.manual_seed(3)
     model = Mistral3ForConditionalGeneration(config)
     (folder / "model.safetensors").unlink()
@@ -120,7 +121,7 @@ def test_trained_resumed_and_exported(folder) -> None:
         assert others(directory) == others(folder / "model")
         assert tensors(directory).keys() == tensors(folder / "model").keys()
         assert (directory / "preprocessor_config.json").exists()
-        described = registry.read_config(directory)
+        described = read_config(directory)
         assert described["tie_word_embeddings"] == described["text_config"]["tie_word_embeddings"]
         model = theirs(directory)
         assert model.config.architectures == ["Mistral3ForConditionalGeneration"]

@@ -10,7 +10,8 @@ from rptrain.engine.distributed.share import Share
 from rptrain.engine.optim.embedding_grads import row_stride
 from rptrain.engine.store import accumulate_dtype
 from rptrain.engine.tree import subtrees
-from rptrain.models.spec import ModelShape, Unit
+from rptrain.models.params import Unit
+from rptrain.models.spec import ModelShape
 
 
 class Traffic:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rptrain.models.spec import ALIGNMENT
+from rptrain.models.params import ALIGNMENT
 
 Moments = Literal["fp32", "bf16", "int8"]
 BLOCK = ALIGNMENT  # elements, as in moments.h; a block never has elements of two parameters

@@ -7,7 +7,7 @@ import torch
 
 from rptrain.engine.optim.moments import Moments, bytes_each
 from rptrain.engine.store import REST, accumulate_dtype
-from rptrain.models.spec import Unit
+from rptrain.models.params import Unit
 
 
 def update_bytes(dtype: torch.dtype, moments: Moments, *, wide_grad: bool = False, codes: float = 0.0) -> float:

@@ -35,7 +35,7 @@ from rptrain.engine.optim.gradients import Gradients, arrival_order, label
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.store import UnitState
-from rptrain.models.spec import Unit
+from rptrain.models.params import Unit
 from rptrain.utils.liveness import progressed
 from rptrain.utils.native import ended
 

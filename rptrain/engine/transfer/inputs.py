@@ -11,9 +11,9 @@ from torch import Tensor
 from rptrain.engine.devices.base import Device, Stream
 from rptrain.engine.iteration import Iteration
 from rptrain.kernels.batch import MicroBatch
-from rptrain.models.layers.balance import balance_of
 from rptrain.models.layers.rope import RotaryTables
 from rptrain.models.spec import ModelSpec
+from rptrain.models.transforms.balance import balance_of
 
 
 @dataclass(frozen=True)

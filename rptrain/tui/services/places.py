@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from rptrain.data.read import READERS
+from rptrain.models.locate import PRESETS, cached, locate, presets
 from rptrain.tui.services.paths import is_text
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
@@ -55,7 +56,6 @@ def models(folders: Sequence[str]) -> list[FoundModel]:
     """Those in the current folder, in the hub's cache and in the other folders, then those that are bundled, of which
     most have no weights.
     """
-    from rptrain.models import registry
 
     here, elsewhere = list[FoundModel](), list[FoundModel]()
     for folder, directory in _folders(sorted(folders, key=lambda folder: folder != HERE)):
@@ -64,9 +64,9 @@ def models(folders: Sequence[str]) -> list[FoundModel]:
                 here.append(_model(str(directory), directory, "in this folder"))
             else:
                 elsewhere.append(_model(str(directory), directory, folder))
-    bundled = [_model(name, registry.PRESETS / name, BUNDLED) for name in registry.presets()]
-    cached = [_model(name, directory, "hub cache") for name, directory in registry.cached()]
-    return [*here, *cached, *elsewhere, *sorted(bundled, key=lambda model: not model.weights)]
+    bundled = [_model(name, PRESETS / name, BUNDLED) for name in presets()]
+    in_cache = [_model(name, directory, "hub cache") for name, directory in cached()]
+    return [*here, *in_cache, *elsewhere, *sorted(bundled, key=lambda model: not model.weights)]
 
 
 def data(folders: Sequence[str]) -> list[FoundData]:
@@ -90,9 +90,8 @@ def _files(folder: str, directory: Path) -> Iterator[FoundData]:
 
 def has_weights(model: str) -> bool:
     """Whether a model, named as in a config, has files with weights. Raises UserError if the model is not found."""
-    from rptrain.models import registry
 
-    return _has_weights(registry.locate(model))
+    return _has_weights(locate(model))
 
 
 def _has_weights(directory: Path) -> bool:
@@ -100,7 +99,7 @@ def _has_weights(directory: Path) -> bool:
 
 
 def _model(path: str, directory: Path, source: str) -> FoundModel:
-    from rptrain.models import registry
+    from rptrain.models.families import registry
     from rptrain.models.weights import pretrained
 
     weights = _has_weights(directory) or path == "tiny-tasks"

@@ -13,7 +13,7 @@ from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.peers import Peers, Shared
 from rptrain.engine.optim.adam import CHUNK
 from rptrain.engine.optim.loss_scale import LossScale
-from rptrain.models.adapters.lora import LoRA
+from rptrain.models.transforms.lora import LoRA
 from rptrain.schedule.plan import Plan
 from tests import run_tools as tools
 from tests.cases import UPDATES, long

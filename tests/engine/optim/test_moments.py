@@ -7,7 +7,8 @@ import torch
 from rptrain.engine.optim import adam, moments
 from rptrain.engine.optim.adam import CHUNK, join, split
 from rptrain.engine.store import ModelStore
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import locate, read_config
 from tests.cases import UPDATES, long
 
 from .. import plain, runs
@@ -418,6 +419,6 @@ def test_a_store_takes_the_bytes_that_are_counted(kind, dtype, generations):
 @pytest.mark.parametrize(("kind", "most"), [("fp32", 14), ("bf16", 10), ("int8", 8.0625)])
 def test_bytes_a_parameter_in_sync(name, kind, most):
     """Of models that exist: all buffers of all units with their pages, to a thousandth of a byte."""
-    spec = registry.build(registry.read_config(registry.locate(name)))
+    spec = registry.build(read_config(locate(name)))
     taken = sum(ModelStore.sizes(spec, torch.bfloat16, generations=1, moments=kind).values())
     assert taken / spec.num_parameters == pytest.approx(most, abs=1e-3)

@@ -5,7 +5,8 @@ import torch
 
 from rptrain.engine.optim.traffic import update_bytes
 from rptrain.engine.store import ModelStore
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import locate, read_config
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -36,7 +37,7 @@ def test_bytes_of_a_parameter(dtype, moments, options, expected):
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 def test_they_are_those_of_the_buffers(dtype, moments, wide_grad):
     """adam.c reads every buffer of a unit once, and writes all but the gradient; masters spare it the parameter."""
-    spec = registry.build(registry.read_config(registry.locate("tiny-tasks")))
+    spec = registry.build(read_config(locate("tiny-tasks")))
     with ModelStore(spec, dtype, generations=2, wide_grad=wide_grad, moments=moments) as store:
         state = store.units[1]
         both = [*state.moments.values(), state.remainder, state.masters]

@@ -13,7 +13,7 @@ from rptrain.engine.errors import EngineError
 from rptrain.engine.store import ModelStore
 from rptrain.engine.transfer import copies, staging
 from rptrain.kernels.quant import Quantized
-from rptrain.models.adapters.lora import LoRA, without_adapters
+from rptrain.models.transforms.lora import LoRA, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
 from tests.cases import long

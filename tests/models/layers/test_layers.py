@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rptrain.kernels.batch import Rotation
-from rptrain.models import registry
+from rptrain.models.families import registry
 from rptrain.models.layers.moe import MoEBlock
 
 architectures = pytest.mark.parametrize("architecture", registry.BUILDERS)

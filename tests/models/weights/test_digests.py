@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rptrain.models import registry
-from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
 from rptrain.models.spec import ModelSpec
+from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
 from rptrain.models.weights import digests, file_backed, pretrained, safetensors_io
 from rptrain.models.weights.digests import TensorDigests
 from rptrain.models.weights.file_backed import FileBackedWeights
@@ -46,7 +47,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def opened(directory: Path) -> tuple[ModelSpec, TensorDigests]:
-    spec = registry.build(registry.read_config(directory))
+    spec = registry.build(read_config(directory))
     files = pretrained.check(directory, spec)
     return spec, TensorDigests(files.tensors, files.stamps)
 
@@ -154,7 +155,7 @@ def test_a_file_that_was_hashed_and_not_changed_is_not_hashed_again(
 def test_a_wrong_kept_digest_refuses_nothing(directory: Path) -> None:
     expected = hashed(directory)
     _, found = opened(directory)
-    for stored in pretrained.check(directory, registry.build(registry.read_config(directory))).tensors.values():
+    for stored in pretrained.check(directory, registry.build(read_config(directory))).tensors.values():
         for number in range(digests._count(stored)):
             found.add(stored, number, b"wrong")
     found.keep()

@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.engine.store import ModelStore, aligned
 from rptrain.kernels.quant import Quantized
-from rptrain.models import registry
-from rptrain.models.adapters.freeze import freeze
-from rptrain.models.adapters.lora import LoRA, adapter_units, set_magnitudes, with_lora, without_adapters
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
+from rptrain.models.transforms.freeze import freeze
+from rptrain.models.transforms.lora import LoRA, adapter_units, set_magnitudes, with_lora, without_adapters
 from rptrain.models.weights import file_backed, pretrained, quantized
 from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
 from rptrain.models.weights.quantized import with_base
@@ -25,7 +26,7 @@ LORA = LoRA(r=2)
 
 
 def with_adapters(directory, base="bf16"):
-    return with_base(with_lora(registry.build(registry.read_config(directory)), LORA), base)
+    return with_base(with_lora(registry.build(read_config(directory)), LORA), base)
 
 
 def in_memory(directory, spec):
@@ -128,7 +129,7 @@ def test_what_is_not_stored_as_it_is_held(published, fresh, tmp_path):  # noqa: 
         opened(tmp_path / "wide", with_adapters(tmp_path / "wide", "mxfp4"))
     with pytest.raises(UserError, match=r"(?s)is stored as bfloat16, and model\.dtype is float32.*and \d+ more"):
         opened(tmp_path / "wide", with_adapters(tmp_path / "wide"), torch.float32)
-    spec = freeze(registry.build(registry.read_config(tmp_path / "wide")), ["model.embed_tokens.weight"])
+    spec = freeze(registry.build(read_config(tmp_path / "wide")), ["model.embed_tokens.weight"])
     with pytest.raises(UserError, match="there are no frozen weights that could be read"):
         opened(tmp_path / "wide", spec)
 

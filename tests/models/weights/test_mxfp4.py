@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.engine.store import ModelStore
 from rptrain.kernels.quant import MXFP4, dequantize, quantize
-from rptrain.models import registry
-from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
+from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
 from rptrain.models.weights import mxfp4, pretrained, quantized
 from rptrain.models.weights.quantized import with_base
 from rptrain.models.weights.safetensors_io import read_header
@@ -71,7 +72,7 @@ def test_what_is_saved_is_in_16_bits_and_says_so(published, native, tmp_path) ->
     ours = native(published[0], torch.bfloat16)
     to = tmp_path / "saved"
     pretrained.save(to, ours.spec, ours.view, torch.bfloat16)
-    assert "quantization_config" not in registry.read_config(to)
+    assert "quantization_config" not in read_config(to)
     again, info = AutoModelForCausalLM.from_pretrained(to, output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert torch.equal(again.model.layers[1].mlp.experts.down_proj, ours.params[2]["experts_down"])
@@ -79,7 +80,7 @@ def test_what_is_saved_is_in_16_bits_and_says_so(published, native, tmp_path) ->
 
 def held(directory: Path, base: str) -> ModelStore:
     """A store of the checkpoint with its base in a format."""
-    own = registry.build(registry.read_config(directory))
+    own = registry.build(read_config(directory))
     store = ModelStore(with_base(with_lora(own, LoRA(r=2)), base), torch.bfloat16, generations=1)
     pretrained.load(pretrained.check(directory, own), without_adapters(store.spec), store.held)
     return store
@@ -125,7 +126,7 @@ def test_what_does_not_fit(published) -> None:
     del tensors[f"{at}.gate_up_proj_scales"]
     store(directory, tensors)
     with pytest.raises(UserError) as caught:
-        pretrained.check(directory, registry.build(registry.read_config(directory)))
+        pretrained.check(directory, registry.build(read_config(directory)))
     assert str(caught.value).partition("\nTensors inside")[0].split("\n- ")[1:] == [
         f"{at}.gate_up_proj_scales is missing",
         f"{at}.gate_up_proj is not part of the model",
@@ -139,7 +140,7 @@ def test_bytes_are_for_experts_only(published) -> None:
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.uint8)
     store(directory, tensors)
     with pytest.raises(UserError, match=r"model\.norm\.weight is stored as U8"):
-        pretrained.check(directory, registry.build(registry.read_config(directory)))
+        pretrained.check(directory, registry.build(read_config(directory)))
 
 
 @pytest.mark.parametrize("inner", [32, 48, 96])

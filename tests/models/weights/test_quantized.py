@@ -6,8 +6,9 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.engine.store import ModelStore
 from rptrain.kernels.quant import FORMATS, MXFP4, Quantized, format_of, fp8_format, quantize
-from rptrain.models import registry
-from rptrain.models.adapters.lora import LoRA, set_magnitudes, with_lora, without_adapters
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
+from rptrain.models.transforms.lora import LoRA, set_magnitudes, with_lora, without_adapters
 from rptrain.models.weights import pretrained, quantized
 from rptrain.models.weights.quantized import with_base
 from rptrain.utils.errors import UserError
@@ -33,7 +34,7 @@ def stored(fresh, tmp_path):
 
 
 def spec_of(directory, base, **lora):
-    return with_base(with_lora(registry.build(registry.read_config(directory)), LoRA(r=2, **lora)), base)
+    return with_base(with_lora(registry.build(read_config(directory)), LoRA(r=2, **lora)), base)
 
 
 def loaded(directory, base):

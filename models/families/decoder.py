@@ -1,0 +1,190 @@
+"""Building blocks of decoders: parameters by names in checkpoints, units, blocks and the head."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from rptrain.models.families.config import Shape, Sizes
+from rptrain.models.layer import Layer
+from rptrain.models.layers.head import Head
+from rptrain.models.params import CheckpointPart, Param, Stack, Unit
+from rptrain.models.spec import ModelSpec
+
+
+def matrix(name: str, columns: int, std: float, *stacked: tuple[str, int]) -> Param:
+    """A matrix of the weights [rows, columns] of modules, given with their rows."""
+    parts = tuple(CheckpointPart(f"{module}.weight", rows) for module, rows in stacked)
+    return Param(name, (sum(part.rows for part in parts), columns), parts, std=std)
+
+
+def bias(name: str, *stacked: tuple[str, int]) -> Param:
+    """A vector of the biases of modules, given with their sizes."""
+    parts = tuple(CheckpointPart(f"{module}.bias", size) for module, size in stacked)
+    return Param(name, (sum(part.rows for part in parts),), parts, decay=False, std=0.0)
+
+
+def norm(name: str, module: str, size: int) -> Param:
+    return Param(name, (size,), (CheckpointPart(f"{module}.weight", size),), decay=False, std=None)
+
+
+def attention_params(
+    sizes: Sizes,
+    at: str,
+    *,
+    pre_norms: bool = True,
+    post_norms: bool = False,
+    qk_norm: bool = False,
+    whole_qk_norm: bool = False,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    fused: bool = False,
+) -> list[Param]:
+    """The parameters of the attention and its norms, in the block with prefix `at` in checkpoints.
+
+    `fused`: checkpoints have one tensor of queries, keys and values.
+    """
+    attention = f"{at}.self_attn"
+    heads, kv_heads = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
+    qkv = (
+        (f"{attention}.q_proj", heads),
+        (f"{attention}.k_proj", kv_heads),
+        (f"{attention}.v_proj", kv_heads),
+    )
+    if fused:
+        qkv = ((f"{attention}.qkv_proj", heads + 2 * kv_heads),)
+    o = (f"{attention}.o_proj", sizes.hidden)
+    params = [norm("input_norm", f"{at}.input_layernorm", sizes.hidden)] if pre_norms else []
+    params.append(matrix("qkv", sizes.hidden, sizes.std, *qkv))
+    if qkv_bias:
+        params.append(bias("qkv_bias", *qkv))
+    if qk_norm:
+        widths = (heads, kv_heads) if whole_qk_norm else (sizes.head_size, sizes.head_size)
+        params += [norm(f"{x}_norm", f"{attention}.{x}_norm", width) for x, width in zip("qk", widths, strict=True)]
+    params.append(matrix("o", heads, sizes.std, o))
+    if o_bias:
+        params.append(bias("o_bias", o))
+    if post_norms:
+        params.append(norm("attention_norm", f"{at}.post_attention_layernorm", sizes.hidden))
+    return params
+
+
+def post_norm(sizes: Sizes, at: str) -> Param:
+    """The norm of the MLP's input, which is behind the attention."""
+    return norm("post_norm", f"{at}.post_attention_layernorm", sizes.hidden)
+
+
+def dense_unit(
+    sizes: Sizes,
+    index: int,
+    *,
+    pre_norms: bool = True,
+    post_norms: bool = False,
+    fused: bool = False,
+    **attention: bool,
+) -> Unit:
+    """The parameters of a Block. `fused`: checkpoints have one tensor of gate and up, and see `attention_params`."""
+    at = f"model.layers.{index}"
+    gate_up = ((f"{at}.mlp.gate_proj", sizes.intermediate), (f"{at}.mlp.up_proj", sizes.intermediate))
+    if fused:
+        gate_up = ((f"{at}.mlp.gate_up_proj", 2 * sizes.intermediate),)
+    params = (
+        *attention_params(sizes, at, pre_norms=pre_norms, post_norms=post_norms, fused=fused, **attention),
+        *([post_norm(sizes, at)] if pre_norms else []),
+        matrix("gate_up", sizes.hidden, sizes.std, *gate_up),
+        matrix("down", sizes.intermediate, sizes.std, (f"{at}.mlp.down_proj", sizes.hidden)),
+        *([norm("mlp_norm", f"{at}.post_feedforward_layernorm", sizes.hidden)] if post_norms else []),
+    )
+    return Unit(f"layers.{index}", params)
+
+
+def expert_matrices(
+    sizes: Sizes,
+    at: str,
+    intermediate: int,
+    experts: int,
+    stored: str = "mlp.experts",
+    kinds: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> tuple[Param, Param]:
+    """The matrices of experts, one after the other, gate before up: gate_up [2IE, D], down [DE, I].
+
+    Checkpoints have a tensor for each expert and matrix, in modules named by `stored` and `kinds`, as transformers
+    saves them, or one for all experts of a layer, as in its modules: gate_up_proj [E, 2I, D] and down_proj [E, D, I].
+    """
+    names = [f"{at}.{stored}.{expert}" for expert in range(experts)]
+    gate_up = [(f"{name}.{kind}", intermediate) for name in names for kind in kinds[:2]]
+    down = [(f"{name}.{kinds[2]}", sizes.hidden) for name in names]
+
+    def whole(matrices: Param) -> Param:
+        name = matrices.name.replace("experts_", "experts.")
+        return replace(matrices, stack=Stack(f"{at}.mlp.{name}_proj", experts))
+
+    return (
+        whole(matrix("experts_gate_up", sizes.hidden, sizes.std, *gate_up)),
+        whole(matrix("experts_down", intermediate, sizes.std, *down)),
+    )
+
+
+def correction_unit(index: int, key: str, experts: int) -> Unit:
+    """What is added to the scores of experts before a token's are chosen: a buffer that training does not change."""
+    parts = (CheckpointPart(key, experts),)
+    correction = Param("router_correction", (experts,), parts, decay=False, std=0.0, dtype=torch.float32)
+    return Unit(f"layers.{index}.correction", (correction,), trainable=False)
+
+
+def block_sizes(sizes: Sizes, index: int) -> dict[str, Any]:
+    """The sizes that every kind of block has; its unit follows the embedding's and those of earlier blocks."""
+    return {
+        "name": f"layers.{index}",
+        "units": (index + 1,),
+        "hidden": sizes.hidden,
+        "heads": sizes.heads,
+        "kv_heads": sizes.kv_heads,
+        "head_size": sizes.head_size,
+        "intermediate": sizes.intermediate,
+        "eps": sizes.eps,
+    }
+
+
+def model(
+    architecture: str,
+    config: Mapping[str, Any],
+    shape: Shape,
+    blocks: Sequence[Unit],
+    layers: Sequence[Layer],
+    *,
+    logits_scale: float = 1.0,
+    frozen: Mapping[int, Unit] | None = None,
+    carried: tuple[str, ...] = (),
+) -> ModelSpec:
+    """The decoder with these blocks, an embedding, a last norm and a head.
+
+    `frozen`: units of layers, by their numbers, in addition to `blocks`. `carried`: see ModelShape.
+    """
+    embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
+    units = [embed, *blocks, Unit("norm", (norm("norm", "model.norm", shape.hidden),))]
+    last = projection = len(units) - 1
+    if shape.tied:
+        projection = 0
+    else:
+        units.append(Unit("head", (matrix("head", shape.hidden, shape.std, ("lm_head", shape.vocab)),)))
+        projection += 1
+    name = "embed" if shape.tied else "head"
+    layers = list(layers)
+    for index, unit in (frozen or {}).items():
+        layers[index] = replace(cast(Any, layers[index]), units=(*layers[index].units, len(units)))
+        units.append(unit)
+    return ModelSpec(
+        architecture=architecture,
+        config=config,
+        units=tuple(units),
+        layers=tuple(layers),
+        head=Head((last, projection), name, shape.hidden, shape.vocab, shape.eps, scale=logits_scale),
+        hidden_size=shape.hidden,
+        vocab_size=shape.vocab,
+        rotaries=shape.rotaries,
+        tied=shape.tied,
+        padding_row=shape.padding_row,
+        carried=carried,
+    )

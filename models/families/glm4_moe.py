@@ -1,0 +1,88 @@
+"""GLM-4.5 to 4.7: a few dense layers, then a sigmoid router with a correction bias, and a shared expert."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rptrain.kernels.moe import Scoring
+from rptrain.models.families import decoder
+from rptrain.models.families.config import (
+    Sizes,
+    read_experts,
+    read_flag,
+    read_groups,
+    read_number,
+    read_shape,
+    with_defaults,
+)
+from rptrain.models.layers.mlp import Block
+from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.params import Unit
+from rptrain.models.spec import ModelSpec
+
+ARCHITECTURE = "Glm4MoeForCausalLM"
+DEFAULTS = {  # for missing keys of config.json
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+    "norm_topk_prob": True,
+}
+
+ALIASES = (("num_local_experts", "n_routed_experts"), ("num_nextn_predict_layers", "num_mtp_layers"))
+
+
+def build(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
+    found: list[str] = []
+    filled = with_defaults(config, DEFAULTS, found, ("partial_rotary_factor",), ALIASES)
+    experts, active = read_experts(filled, "n_routed_experts", found)
+    groups = read_groups(filled, experts, active, found)
+    intermediate = read_number(filled, "moe_intermediate_size", found)
+    shared = intermediate * read_number(filled, "n_shared_experts", found, 1)
+    dense = read_number(filled, "first_k_dense_replace", found, 1, least=0)
+    over_chosen = read_flag(filled, "norm_topk_prob", found)
+    scoring = Scoring(over_chosen, True, read_number(filled, "routed_scaling_factor", found, 1.0, float))
+    extra = read_number(filled, "num_nextn_predict_layers", found, 1, least=0)
+    biases = read_flag(filled, "attention_bias", found)
+    qk_norm = read_flag(filled, "use_qk_norm", found)
+    shape = read_shape(filled, unsupported=found, biases=biases, partial=True)
+
+    options: dict[str, Any] = {"qk_norm": qk_norm, "qkv_bias": biases}
+    units, blocks, frozen = [], [], {}
+    for index in range(shape.layers):
+        sizes = decoder.block_sizes(shape, index)
+        if index < dense:
+            units.append(decoder.dense_unit(shape, index, **options))
+            blocks.append(Block(**sizes, **options))
+            continue
+        units.append(_unit(shape, index, intermediate, experts, shared, options))
+        frozen[index] = decoder.correction_unit(
+            index, f"model.layers.{index}.mlp.gate.e_score_correction_bias", experts
+        )
+        routing = {
+            "experts": experts,
+            "active": active,
+            "scoring": scoring,
+            "groups": groups,
+            "wide_router": True,
+            "balance_in_config": False,
+        }
+        sizes |= {"intermediate": intermediate, "shared": shared}
+        blocks.append(MoEBlock(**sizes, **options, **routing))
+    # the layers for multi-token prediction (MTP), which follow the last one, are not trained
+    carried = tuple(f"model.layers.{shape.layers + number}.*" for number in range(extra))
+    return decoder.model(ARCHITECTURE, config, shape, units, blocks, frozen=frozen, carried=carried)
+
+
+def _unit(sizes: Sizes, index: int, intermediate: int, experts: int, shared: int, options: Mapping[str, bool]) -> Unit:
+    at = f"model.layers.{index}"
+    beside = f"{at}.mlp.shared_experts"
+    gate_up = ((f"{beside}.gate_proj", shared), (f"{beside}.up_proj", shared))
+    params = (
+        *decoder.attention_params(sizes, at, **options),
+        decoder.post_norm(sizes, at),
+        decoder.matrix("router", sizes.hidden, sizes.std, (f"{at}.mlp.gate", experts)),
+        *decoder.expert_matrices(sizes, at, intermediate, experts),
+        decoder.matrix("shared_gate_up", sizes.hidden, sizes.std, *gate_up),
+        decoder.matrix("shared_down", shared, sizes.std, (f"{beside}.down_proj", sizes.hidden)),
+    )
+    return Unit(f"layers.{index}", params)

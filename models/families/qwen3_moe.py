@@ -1,0 +1,58 @@
+"""Qwen3-MoE: Qwen3's attention with a mixture of experts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rptrain.kernels.moe import Scoring
+from rptrain.models.families import decoder
+from rptrain.models.families.config import Sizes, read_experts, read_flag, read_number, read_shape, with_defaults
+from rptrain.models.layers.mlp import Block
+from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.params import Unit
+from rptrain.models.spec import ModelSpec
+
+ARCHITECTURE = "Qwen3MoeForCausalLM"
+DEFAULTS = {"num_key_value_heads": 4}  # for missing keys of config.json
+ALIASES = (("num_local_experts", "num_experts"),)
+
+
+def build(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features.
+
+    Layers without experts (`mlp_only_layers`, `decoder_sparse_step`) are Qwen3 blocks.
+    """
+    found: list[str] = []
+    filled = with_defaults(config, DEFAULTS, found, aliases=ALIASES)
+    experts, active = read_experts(filled, "num_experts", found)
+    intermediate = read_number(filled, "moe_intermediate_size", found)
+    step = read_number(filled, "decoder_sparse_step", found, 1)
+    dense = filled.get("mlp_only_layers") or []
+    layers = read_number(filled, "num_hidden_layers", [])  # `read_shape` reports the problem
+    if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < layers for index in dense):
+        found.append(f"mlp_only_layers must be a list of layers' numbers, from 0 to {layers - 1}, not {dense!r}")
+    scoring = Scoring(over_chosen=read_flag(filled, "norm_topk_prob", found))
+    if read_flag(filled, "use_sliding_window", found) and filled.get("sliding_window", 4096):
+        found.append("layers with sliding-window attention are not supported")
+    shape = read_shape(filled, unsupported=found)
+
+    units, blocks = [], []
+    for index in range(shape.layers):
+        if index in dense or (index + 1) % step:
+            units.append(decoder.dense_unit(shape, index, qk_norm=True))
+            blocks.append(Block(**decoder.block_sizes(shape, index), qk_norm=True))
+            continue
+        units.append(_unit(shape, index, intermediate, experts))
+        sizes = decoder.block_sizes(shape, index) | {"intermediate": intermediate}
+        blocks.append(MoEBlock(**sizes, qk_norm=True, experts=experts, active=active, scoring=scoring))
+    return decoder.model(ARCHITECTURE, config, shape, units, blocks)
+
+
+def _unit(sizes: Sizes, index: int, intermediate: int, experts: int) -> Unit:
+    at = f"model.layers.{index}"
+    params = (
+        *decoder.attention_params(sizes, at, qk_norm=True),
+        decoder.post_norm(sizes, at),
+        decoder.matrix("router", sizes.hidden, sizes.std, (f"{at}.mlp.gate", experts)),
+        *decoder.expert_matrices(sizes, at, intermediate, experts),
+    )
+    return Unit(f"layers.{index}", params)

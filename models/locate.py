@@ -1,0 +1,94 @@
+"""Find the folder of a model, and read its config.json; no torch."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rptrain.utils.errors import UserError
+from rptrain.utils.files import read_small, read_small_text
+from rptrain.utils.objects import unique_keys
+from rptrain.utils.paths import expanded, from_environment
+from rptrain.utils.suggest import nearest
+from rptrain.utils.text import quoted
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+def presets() -> list[str]:
+    """Names of the bundled presets."""
+    return sorted(path.parent.name for path in PRESETS.glob("*/config.json"))
+
+
+def locate(model_path: str) -> Path:
+    """The directory of a model: a local one, a bundled preset, or a hub id that the local cache holds.
+
+    Nothing is downloaded. Raises UserError, with the presets and the nearest name, if nothing is found.
+    """
+    directory = expanded(model_path)
+    if model_path and os.path.isfile(directory / "config.json"):
+        return directory
+    if model_path in presets():
+        return PRESETS / model_path
+    cached = _cached(model_path)
+    if cached is not None:
+        return cached
+    if model_path and os.path.isdir(directory):
+        raise UserError(f"{directory} is not a model directory: it has no config.json")
+    near = nearest(model_path.rsplit("/", 1)[-1].lower(), presets())
+    raise UserError(
+        f"no model {quoted(repr(model_path))}: it is neither a directory, nor a preset ({', '.join(presets())}), "
+        f"nor in the hub cache {_hub_cache()}, and nothing is downloaded."
+        + (f" Did you mean {near[0]!r}?" if near else "")
+    )
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The content of config.json in a model directory, or of the file itself. Raises UserError if it is invalid."""
+    path = Path(path)
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(read_small_text(file), object_pairs_hook=unique_keys)
+    except UserError:  # a ValueError, too
+        raise
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{file} must hold a JSON object, not a {type(config).__name__}")
+    return config
+
+
+def cached() -> list[tuple[str, Path]]:
+    """The models in the hub's cache: ids and directories."""
+    found = []
+    for repository in sorted(_hub_cache().glob("models--*--*")):
+        hub_id = repository.name.removeprefix("models--").replace("--", "/", 1)
+        if (directory := _cached(hub_id)) is not None:
+            found.append((hub_id, directory))
+    return found
+
+
+def _hub_cache() -> Path:
+    if explicit := os.environ.get("HF_HUB_CACHE"):
+        return expanded(explicit, "HF_HUB_CACHE")
+    if home := os.environ.get("HF_HOME"):
+        return expanded(home, "HF_HOME") / "hub"
+    return from_environment("XDG_CACHE_HOME", "~/.cache") / "huggingface" / "hub"
+
+
+def _cached(hub_id: str) -> Path | None:
+    """The snapshot of `main`, or otherwise the newest one with a config.json."""
+    if hub_id.count("/") != 1 or ".." in hub_id or hub_id.startswith("/"):
+        return None
+    repository = _hub_cache() / f"models--{hub_id.replace('/', '--')}"
+    snapshots = sorted(
+        (config.parent for config in repository.glob("snapshots/*/config.json")),
+        key=lambda path: path.stat().st_mtime,
+    )
+    main = repository / "refs" / "main"
+    if main.is_file():
+        commit = read_small(main).decode(errors="replace").strip()
+        snapshots += [path for path in snapshots if path.name == commit]
+    return snapshots[-1] if snapshots else None
