@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rptrain.models.families.registry import build
-from rptrain.models.layers import attention, mlp
+from rptrain.models.layers import attention, head
 from rptrain.models.transforms.half_sums import with_half_sums
 
 from ...engine import plain
@@ -22,8 +22,8 @@ def test_every_layer_asks_for_them(config, monkeypatch):
         raise StopIteration
 
     monkeypatch.setattr(attention, "qk_norm_rope", recorded)
-    monkeypatch.setattr(mlp, "linear_cross_entropy", recorded)
-    monkeypatch.setattr(mlp, "linear_cross_entropy_backward", recorded)
+    monkeypatch.setattr(head, "linear_cross_entropy", recorded)
+    monkeypatch.setattr(head, "linear_cross_entropy_backward", recorded)
     x, mb = torch.ones(4, spec.hidden_size), Batch()
     params = {"norm": torch.ones(spec.hidden_size), "embed": x, "head": x}
     for layer in spec.layers:
