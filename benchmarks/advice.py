@@ -4,7 +4,7 @@
 
 There is one process per model. A config that does not fit ends with advice. Each of its lines is given to a new plan as
 it stands, overrides and flags; an AssertionError names the first one that does not fit. Prints a table for
-docs/benchmarks.md.
+docs/benchmarks/plans.md.
 
     python -m benchmarks.advice --random CONFIGS [SEED, 0]
 

@@ -60,7 +60,7 @@ class Card:
     peak: Rates  # of the data sheet
     bandwidth: float  # bytes per second of its own memory
     pcie: float  # bytes per second
-    shares: Shares = Shares()  # docs/benchmarks.md has the sources
+    shares: Shares = Shares()  # docs/benchmarks/plans.md has the sources
     measured: MeasuredRates | None = None  # replaces the shares of the peak
 
     @property
