@@ -1,10 +1,10 @@
 """Plans for the paper's machine, eight RTX 4090 GPUs, for each type of products, beside the paper's measured speeds.
 
 python -m benchmarks.paper_plans [OUT.json, benchmarks/results/paper-plans.json] writes the plans and prints a table for
-docs/benchmarks/plans.md. All speeds but the paper's are estimates of the planner at the assumed share of the card's peak; the
-paper measured float16 with float16 sums at 2,048 tokens per sequence. "FP8" includes float16 sums in attention and the
-head, which these cards take with engine.fp8; "FP8 blocks alone" leaves them out. `device_seconds` says what the GPUs
-compute in a step: seconds by kind of work, of all GPUs together.
+docs/benchmarks/plans.md. All speeds but the paper's are estimates of the planner at the assumed share of the card's
+peak; the paper measured float16 with float16 sums at 2,048 tokens per sequence. "FP8" includes float16 sums in
+attention and the head, which these cards take with engine.fp8; "FP8 blocks alone" leaves them out. `device_seconds`
+says what the GPUs compute in a step: seconds by kind of work, of all GPUs together.
 """
 
 import json
