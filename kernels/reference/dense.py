@@ -1,4 +1,4 @@
-"""Every operation in plain PyTorch: the oracle, the path of the CPU and of dtypes without a fused kernel.
+"""Every operation in plain PyTorch: the reference, the path of the CPU and of dtypes without a fused kernel.
 
 Forward and explicit backward, for bfloat16, float16, float32 and float64, on any device. Inside, 16-bit types
 are upcast to float32; results are rounded once, or where Hugging Face's modelling code rounds. Suffixes are

@@ -6,6 +6,7 @@ import torch
 from rptrain.kernels import flash
 from rptrain.kernels.flash import Passes, Tiles, backward_triton, forward_triton
 from rptrain.kernels.half import scaled_heads
+from rptrain.kernels.target import nvidia
 from tests.cases import long
 from tests.kernels.test_flash import LONGER, SMALL, WIDER, accelerated, bf16, fp16, oracle, ours, tensors
 
@@ -130,7 +131,7 @@ def test_equal_bits_every_time_and_into_views(micro_batch, device) -> None:
 def test_a_table_for_every_card() -> None:
     for card in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)):
         for size in (36, 64, 128):
-            passes = flash.tiles(bf16, size, card, half_sums=True)
+            passes = flash.tiles(bf16, size, nvidia(*card), half_sums=True)
             assert max(passes.forward.keys, passes.dq.keys, passes.dkdv.queries) <= 128  # terms of a sum
 
 

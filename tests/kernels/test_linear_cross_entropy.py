@@ -8,13 +8,14 @@ from torch.nn import functional as F
 from rptrain.kernels import linear_cross_entropy as lce
 from rptrain.kernels.batch import IGNORED
 from rptrain.kernels.reference.dense import cross_entropy_, wide
+from rptrain.kernels.target import Target, nvidia
 from tests.cases import long
 from tests.kernels.exact import dtypes
 
 from .autograd import LinearCrossEntropy
 
 
-def small(vocab: int, itemsize: int, gradient: bool, capability: tuple[int, int]) -> lce.Sizes:
+def small(vocab: int, itemsize: int, gradient: bool, target: Target) -> lce.Sizes:
     """Stands in for `sizes`: several blocks in a short row."""
     return lce.cut(-(-vocab // lce.ALIGNMENT) * lce.ALIGNMENT * itemsize, resident=32, keep=2, group=2)
 
@@ -205,7 +206,7 @@ def test_programs_take_rows_in_turn(dtype, scale, device, monkeypatch) -> None:
     vocab = 3001
     logits, labels = torch.randn(7, vocab).to(dtype), torch.randint(vocab, (7,))
     labels[[0, 3, 5]] = IGNORED
-    assert lce.sizes(vocab, dtype.itemsize, True, (9, 0)).blocks > 1
+    assert lce.sizes(vocab, dtype.itemsize, True, nvidia(9, 0)).blocks > 1
     together = softmax(logits, labels, scale, device)
     for row in range(7):
         alone = softmax(logits[row : row + 1], labels[row : row + 1], scale, device)
@@ -217,7 +218,7 @@ def test_the_target_may_be_anywhere(dtype, device, monkeypatch) -> None:
     """In each tile of a row, whether it is kept or read again, at its ends and inside."""
     monkeypatch.setattr(lce, "sizes", small)
     vocab = 1501
-    cut = lce.sizes(vocab, dtype.itemsize, True, (9, 0))
+    cut = lce.sizes(vocab, dtype.itemsize, True, nvidia(9, 0))
     assert cut.blocks > 1 and cut.kept == 2
     tile = 512 * cut.warps // dtype.itemsize
     labels = torch.tensor([min(i * tile + j, vocab - 1) for i in range(-(-vocab // tile)) for j in (0, 13, tile - 1)])
@@ -274,7 +275,7 @@ def test_workspace_by_hand() -> None:
     ],
 )
 def test_a_row_is_cut_into_tiles(vocab, itemsize, gradient, capability, cut) -> None:
-    found = lce.sizes(vocab, itemsize, gradient, capability)
+    found = lce.sizes(vocab, itemsize, gradient, nvidia(*capability))
     assert found[:5] == cut
     bytes_of_a_tile = 512 * found.warps
     tiles = found.blocks * found.group + found.kept

@@ -3,6 +3,7 @@
 import torch
 
 from rptrain.kernels import flash
+from rptrain.kernels.target import named
 from tests.kernels.compiling import ARCHITECTURES, Variant
 
 TYPES = {"positions": "*i64", "cu_seqlens": "*i32", "limits": "*i32", "scale": "fp32"}
@@ -13,7 +14,7 @@ ALL = ("forward", "dq", "dkdv")
 
 
 def variants(
-    architecture: int,
+    architecture: int | str,
     dtype: str,
     size: int,
     heads: int,
@@ -23,8 +24,8 @@ def variants(
     stack: int = 0,
     half_sums: bool = False,
 ) -> list[Variant]:
-    kind, card = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype], divmod(architecture, 10)
-    passes = flash.tiles(kind, size, card, half_sums=half_sums)
+    kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    passes = flash.tiles(kind, size, named(architecture), half_sums=half_sums)
     operand = "fp16" if half_sums else dtype
     block = max(16, flash.power_of_2(size))
     found = []

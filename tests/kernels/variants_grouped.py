@@ -3,14 +3,15 @@
 import torch
 
 from rptrain.kernels import grouped
+from rptrain.kernels.target import named
 from tests.kernels.compiling import ARCHITECTURES, Variant
 
 SHAPES = ((2048, 1536), (2880, 5760), (768, 2048))  # inner and outer size
 RANK = 16  # of adapters
 
 
-def _launches(architecture: int, dtype: str) -> list[Variant]:
-    tiles = grouped._tiles_for({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype], divmod(architecture, 10))
+def _launches(architecture: int | str, dtype: str) -> list[Variant]:
+    tiles = grouped._tiles_for({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype], named(architecture))
     sizes = grouped._sizes(tiles)
     options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
     signature = dict.fromkeys(("x", "w", "bias", "y", "dy"), f"*{dtype}")

@@ -1,6 +1,7 @@
 """The softmax of the loss at the vocabularies of real models, and at a small one."""
 
 from rptrain.kernels import linear_cross_entropy as lce
+from rptrain.kernels.target import named
 from tests.kernels.compiling import ARCHITECTURES, Variant
 
 ITEMSIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -10,7 +11,7 @@ def variants(vocab: int, dtype: str, gradient: bool) -> list[Variant]:
     """As the cut of the row depends on the card."""
     by_card: dict[lce.Sizes, list[int]] = {}
     for architecture in ARCHITECTURES:
-        cut = lce.sizes(vocab, ITEMSIZES[dtype], gradient, divmod(architecture, 10))
+        cut = lce.sizes(vocab, ITEMSIZES[dtype], gradient, named(architecture))
         by_card.setdefault(cut, []).append(architecture)
     return [_variant(vocab, dtype, gradient, cut, tuple(cards)) for cut, cards in by_card.items()]
 

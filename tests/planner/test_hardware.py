@@ -353,8 +353,8 @@ def test_gpus_are_alike_by_model_and_capability(cards):
 
 def test_fp8_needs_gpus_that_have_it(two_gpus, monkeypatch):
     monkeypatch.setattr(hardware, "resolve", lambda text: ("cuda:0", "cuda:1"))
-    found = {"cuda:0": (8, 9), "cuda:1": (8, 6)}
-    monkeypatch.setattr(torch.cuda, "get_device_capability", found.__getitem__)
+    found = {f"cuda:{i}": SimpleNamespace(name="a GPU", major=8, minor=minor) for i, minor in enumerate((9, 6))}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", found.__getitem__)
     with pytest.raises(UserError, match=r"8\.9 or more .*, and cuda:1 has 8\.6: remove engine\.fp8, or leave"):
         here(Engine(fp8=True))
     with pytest.raises(UserError, match=r"which the RTX 3090 lacks: remove engine\.fp8"):
