@@ -14,8 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rptrain.kernels.launch import FIXED_OPTIONS
+from rptrain.kernels.target import named
+
 SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}  # bytes of a block
 ARCHITECTURES = tuple(SHARED)
+AMD = ("gfx942", "gfx1100", "gfx1201")
 FP8_CARDS = (89, 90, 120)
 SUMS = re.compile(r"mma\S*\.m\d+n\d+k\d+(?:\.row\.col)?\.(\w+)")
 ADDS = re.compile(r"\badd(?:\.\w+)*\.f32(?:x2)?\b")
@@ -35,14 +39,13 @@ class Variant:
     signature: dict[str, str]
     constants: dict[str, Any]
     options: dict[str, int] = field(default_factory=dict)  # num_warps, num_stages
-    architectures: tuple[int, ...] = ARCHITECTURES
+    architectures: tuple[int | str, ...] = (*ARCHITECTURES, *AMD)
     stack: int = 0
     half_sums: bool = False
     promoted: bool = False
 
 
-def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
-    """Registers, stack and shared bytes of a variant."""
+def _compile(variant: Variant, architecture: int | str) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -54,7 +57,15 @@ def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
     pointers = [i for i, name in enumerate(kernel.arg_names) if types[name].startswith("*")]
     aligned = {(i,): [["tt.divisibility", 16]] for i in pointers}
     source = ASTSource(fn=kernel, signature=types, constexprs=variant.constants, attrs=aligned)
-    result = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=variant.options)
+    target = GPUTarget("hip" if isinstance(architecture, str) else "cuda", architecture, named(architecture).warp_size)
+    return triton.compile(source, target=target, options=FIXED_OPTIONS | variant.options)
+
+
+def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
+    """Registers, stack and shared bytes of a variant."""
+    import triton
+
+    result = _compile(variant, architecture)
     binaries = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(result.asm["cubin"])
@@ -63,7 +74,7 @@ def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
     usage = re.search(r"REG:(\d+) STACK:(\d+)", report.stdout)
     assert usage is not None, report.stdout + report.stderr
     return {
-        "kernel": kernel.__name__,
+        "kernel": variant.kernel.__name__,
         "architecture": architecture,
         "registers": int(usage[1]),
         "stack": int(usage[2]),
