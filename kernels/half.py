@@ -1,4 +1,4 @@
-"""Products of 16-bit matrices with float16 sums of at most 128 terms, each added to float32 registers.
+"""Half sums: products of 16-bit matrices with float16 sums of at most 128 terms, each added to float32 registers.
 
 GeForce cards sum products of 16-bit matrices in float16 at twice the rate of float32. float16 has 5 bits of exponent,
 so operands are divided by powers of two, which is exact: by one for each row of an operand, or of its part that a sum

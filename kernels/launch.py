@@ -52,7 +52,7 @@ __all__ = [
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """`triton.jit` for all kernels: each launch has the FIXED_OPTIONS, whatever Triton's environment variables say."""
+    """`triton.jit` for all kernels: each launch has the FIXED_OPTIONS, whatever Triton's defaults are."""
     kernel = triton.jit(function)
     kernel.run = partial(kernel.run, **FIXED_OPTIONS)
     return kernel

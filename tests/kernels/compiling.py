@@ -16,6 +16,7 @@ from typing import Any
 
 from rptrain.kernels.launch import FIXED_OPTIONS
 from rptrain.kernels.target import named
+from rptrain.kernels.toolchain_errors import TritonError
 
 SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}  # bytes of a block
 ARCHITECTURES = tuple(SHARED)
@@ -88,17 +89,37 @@ def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
     }
 
 
-def compiled_variants(architecture: int, operations: list[str], once: bool) -> tuple[list[str], list[dict[str, Any]]]:
-    """Compile all variants of tests/kernels/variants_OPERATION.py for an architecture such as 89, or with `once` the
-    first of each kernel. Returns the names of all kernels, and what each variant uses.
+def compiled_for_amd(variant: Variant, architecture: str) -> dict[str, Any]:
+    """Threads and shared bytes of a variant, and what Triton's backend says if it cannot compile it or has no such
+    option; registers are not looked at.
+    """
+    from triton.backends.amd.compiler import HIPOptions
+
+    usage = {"kernel": variant.kernel.__name__, "architecture": architecture, "error": None}
+    unknown = (FIXED_OPTIONS | variant.options).keys() - HIPOptions.__dataclass_fields__.keys()
+    if unknown:
+        return usage | {"error": f"unknown options: {', '.join(sorted(unknown))}"}
+    try:
+        metadata = _compile(variant, architecture).metadata
+    except (RuntimeError, TritonError) as error:
+        return usage | {"error": f"{type(error).__name__}: {error}"}
+    return usage | {"shared": metadata.shared, "threads": metadata.num_warps * metadata.warp_size}
+
+
+def compiled_variants(
+    architecture: int | str, operations: list[str], once: bool
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Compile all variants of tests/kernels/variants_OPERATION.py for an architecture such as 89 or "gfx942", or with
+    `once` the first of each kernel. Returns the names of all kernels, and what each variant uses.
     """
     modules = [importlib.import_module(f"tests.kernels.variants_{operation}") for operation in operations]
     variants: list[Variant] = [variant for module in modules for variant in module.VARIANTS]
+    compile_one: Any = compiled_for_amd if isinstance(architecture, str) else compiled
     done: set[Any] = set()
     found = []
     for variant in variants:
         if architecture in variant.architectures and not (once and variant.kernel in done):
-            found.append(compiled(variant, architecture))
+            found.append(compile_one(variant, architecture))
             done.add(variant.kernel)
     return sorted({variant.kernel.__name__ for variant in variants}), found
 
