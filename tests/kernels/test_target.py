@@ -1,6 +1,8 @@
 """Vendors, architectures and features; a GPU of AMD never has the features of the NVIDIA GPU with its numbers."""
 
+import re
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -75,3 +77,16 @@ def test_names():
 
 def test_where_there_is_no_gpu_kernels_are_those_of_a_small_one():
     assert target.target_of(torch.device("cpu")) == nvidia(8, 6)
+
+
+def test_nothing_else_reads_a_compute_capability():
+    root = Path(target.__file__).parents[1]
+    reading = re.compile(r"get_device_capability|properties\.m(aj|in)or|ComputeCapability|\.capability\b")
+    found = {
+        path.relative_to(root).as_posix()
+        for room in ("kernels", "models", "rptrain")
+        for path in (root / room).rglob("*.py")
+        if reading.search(path.read_text())
+    }
+    allowed = {"kernels/target.py", "rptrain/utils/nvml.py", "rptrain/engine/devices/accelerator.py"}
+    assert found <= allowed | {"rptrain/doctor/gpu.py"}, "ask kernels/target.py for a feature"  # gpu.py prints it
