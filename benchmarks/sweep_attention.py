@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks import ROOT
 from benchmarks.kernels.attention import LAYOUTS, SHAPES, forward_flops, inputs, micro_batch, pair
-from rptrain.kernels import flash
+from rptrain.kernels import flash, target
 from rptrain.kernels.attention import attention, attention_backward
 from rptrain.kernels.flash import Tiles
 
@@ -112,7 +112,7 @@ class Choice:
 
 
 def choices(candidates: dict[str, list[tuple[int, int, int, int]]]) -> list[Choice]:
-    ways = (True, False) if torch.cuda.get_device_capability()[0] >= 9 else (False,)
+    ways = (True, False) if target.read().tma else (False,)
     return [Choice(kernel, Tiles(*tiles), tma) for kernel, each in candidates.items() for tiles in each for tma in ways]
 
 

@@ -9,7 +9,8 @@
 - cudnn: very fast on recent cards if all documents have the same length. Up to torch 2.13, torch does not pass on
   cuDNN's deterministic option, so its backward is not used while determinism is required.
 - hybrid: cuDNN's forward, which is deterministic, with the backward of triton; training uses it instead of triton for
-  documents of equal length on cards where cuDNN is much faster (9.0, 10.0).
+  documents of equal length on cards with asynchronous matrix units, where cuDNN is much
+  faster (9.0, 10.0).
 
 For q, k and v as ScaledHeads triton takes the place of flash, cudnn and hybrid, and sums its products in float16
 ([decision 22](../docs/decisions/0022-half-precision-sums.md)).
@@ -27,8 +28,8 @@ from torch import Tensor
 from rptrain.kernels import flash
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.half import Heads, ScaledHeads
-from rptrain.kernels.launch import capability as card
 from rptrain.kernels.reference import dense as reference
+from rptrain.kernels.target import SMALL, Target, target_of
 
 aten = torch.ops.aten
 
@@ -50,13 +51,13 @@ def backend(
     *,
     plain: bool = True,
     deterministic: bool = True,
-    capability: tuple[int, int] = (8, 0),
+    target: Target = SMALL,
     force: str | None = None,
 ) -> str:
     """The implementation for such inputs: "reference", "triton", "flash", "cudnn" or "hybrid".
 
     Raises ValueError if `force` does not support them. `uniform`: all documents have the same length.
-    `plain`: neither window nor sinks. `capability`: the card's.
+    `plain`: neither window nor sinks. `target`: the GPU, on CUDA.
     """
     cuda = device_type == "cuda"
     framework = cuda and plain and dtype in (torch.bfloat16, torch.float16) and head_size % 8 == 0
@@ -64,7 +65,7 @@ def backend(
         "reference": True,
         "triton": cuda and flash.takes(dtype, head_size),
         "flash": framework and head_size <= 256,
-        "cudnn": framework and uniform and head_size <= 128,
+        "cudnn": framework and target.cudnn and uniform and head_size <= 128,
     }
     runs["hybrid"] = runs["cudnn"] and runs["triton"]
     if force is not None:
@@ -76,7 +77,7 @@ def backend(
         return force
     if runs["cudnn"] and not deterministic:
         return "cudnn"
-    if runs["hybrid"] and capability[0] in (9, 10):
+    if runs["hybrid"] and target.async_matrix_units:
         return "hybrid"
     return next(name for name in ("triton", "flash", "reference") if runs[name])
 
@@ -106,7 +107,7 @@ def attention(
         q_THC.shape[-1],
         plain=window is None and sinks is None,
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        capability=(0, 0) if force else card(q_THC.device),
+        target=SMALL if force else target_of(q_THC.device),
         force=force,
     )
     if chosen == "triton":

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CAPABILITY, CUDA = (9, 0), (12, 9)  # scales by row exist for this compute capability, from this version on
+from rptrain.kernels.target import Target
+
+CUDA = (12, 9)  # scales by row exist from this version on
 # From cublasLt.h and library_types.h
 COMPUTE_32F, R_32F, R_16BF, R_8F_E4M3 = 68, 0, 14, 28
 TRANSA, TRANSB, A_SCALE, B_SCALE, FAST_ACCUM, A_SCALE_MODE, B_SCALE_MODE = 3, 4, 17, 18, 25, 31, 32
@@ -36,9 +38,9 @@ class _Heuristic(ctypes.Structure):
     )
 
 
-def has_products(capability: tuple[int, int], cuda: tuple[int, ...]) -> bool:
-    """Whether cuBLASLt multiplies FP8 by rows on a card of this compute capability, and can be loaded."""
-    return capability == CAPABILITY and cuda >= CUDA and _library() is not None
+def has_products(target: Target, cuda: tuple[int, ...]) -> bool:
+    """Whether cuBLASLt multiplies FP8 by rows on a GPU, and can be loaded."""
+    return target.cublas_fp8_rows and cuda >= CUDA and _library() is not None
 
 
 @cache

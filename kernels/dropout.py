@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rptrain.kernels.launch import fused, power_of_2, tl, triton
+from rptrain.kernels.launch import fused, jit, power_of_2, tl, triton
 from rptrain.kernels.reference import dropout as reference
 
 BLOCK = 256  # groups of 8 columns, at most
@@ -87,7 +87,7 @@ def _launch(out_TD: Tensor, x_TD: Tensor, drop: Dropout, add: bool) -> Tensor:
     return out_TD
 
 
-@triton.jit
+@jit
 def _dropout_kernel(
     x, out, numbers, length, place, threshold, scale,
     WIDTH: tl.constexpr, GROUPS: tl.constexpr, ADD: tl.constexpr, ROUNDS: tl.constexpr, BLOCK: tl.constexpr,

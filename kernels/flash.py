@@ -22,7 +22,8 @@ from torch import Tensor
 
 from rptrain.kernels.flash_tiles import Passes, Tiles, tiles
 from rptrain.kernels.half import Heads, ScaledHeads, inverse, normalized, scaled_heads, sum_of
-from rptrain.kernels.launch import DTYPES, HAS_TRITON, capability, power_of_2, tl, triton
+from rptrain.kernels.launch import DTYPES, HAS_TRITON, jit, power_of_2, tl, triton
+from rptrain.kernels.target import target_of
 
 MAX_HEAD_SIZE = 512
 UNLIMITED = 1 << 30  # a window that hides nothing
@@ -232,10 +233,10 @@ def _constants(tile: Tiles, tma: bool, *, q: Tensor, k: Tensor, **others: Tensor
 def _passes(q: Heads) -> Passes:
     scaled = isinstance(q, ScaledHeads)
     device = q.values.device if scaled else q.device
-    return tiles(q.dtype, q.shape[-1], capability(device), half_sums=scaled)
+    return tiles(q.dtype, q.shape[-1], target_of(device), half_sums=scaled)
 
 
-@triton.jit
+@jit
 def _forward(
     q, k, v, q_scales, k_scales, v_scales, sinks, positions, out, lse, tokens, window, scale, period,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, OUT_STRIDE: tl.constexpr,
@@ -280,7 +281,7 @@ def _forward(
     tl.store(lse + head.to(tl.int64) * tokens + m, (top + tl.log2(total)) * 0.6931471805599453, mask=m < tokens)
 
 
-@triton.jit
+@jit
 def _backward_queries(
     q, k, v, dout, q_scales, k_scales, v_scales, dout_scales, out, sinks, lse, positions, cu_seqlens, dq, delta,
     limits, dsinks,
@@ -333,7 +334,7 @@ def _backward_queries(
     _store(dq, acc * scale, head, begin, tokens, DQ_STRIDE, C)
 
 
-@triton.jit
+@jit
 def _backward_keys(
     q, k, v, dout, q_scales, k_scales, v_scales, dout_scales, lse, delta, limits, dk, dv, tokens, scale, period,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, DOUT_STRIDE: tl.constexpr,
@@ -380,7 +381,7 @@ def _backward_keys(
     _store(dv, v_acc, key_head, begin, tokens, DV_STRIDE, C)
 
 
-@triton.jit
+@jit
 def _scales(scales, head, rows, tokens, HALF: tl.constexpr):
     """The scales of a head's rows, 0 beyond the last token; 1, which nothing reads, if operands are not normalized."""
     if HALF:
@@ -389,7 +390,7 @@ def _scales(scales, head, rows, tokens, HALF: tl.constexpr):
         return 1.0
 
 
-@triton.jit
+@jit
 def _product(a, b, a_scales, b_scales, HALF: tl.constexpr):
     """a times the transposed b."""
     if HALF:
@@ -398,7 +399,7 @@ def _product(a, b, a_scales, b_scales, HALF: tl.constexpr):
         return tl.dot(a, tl.trans(b), input_precision="ieee")
 
 
-@triton.jit
+@jit
 def _add_weighted(probs, x, acc, scales, HALF: tl.constexpr):
     """acc + probs x, where probs are at most 1. In float16 they are at most 128, and x is less than 2."""
     if HALF:
@@ -409,7 +410,7 @@ def _add_weighted(probs, x, acc, scales, HALF: tl.constexpr):
         return tl.dot(probs.to(x.dtype), x, acc, input_precision="ieee")
 
 
-@triton.jit
+@jit
 def _add(y, x, acc, scales, HALF: tl.constexpr):
     """acc + y x. In float16 rows of y, multiplied by the scales of x, are less than 128, and x is less than 2."""
     if HALF:
@@ -419,7 +420,7 @@ def _add(y, x, acc, scales, HALF: tl.constexpr):
         return tl.dot(y.to(x.dtype), x, acc, input_precision="ieee")
 
 
-@triton.jit
+@jit
 def _add_partials(partials, total, count, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Adds the sum over the rows of `partials` [count, width] to `total` [width]."""
     row, column = tl.arange(0, ROWS), tl.arange(0, BLOCK)
@@ -431,13 +432,13 @@ def _add_partials(partials, total, count, width, ROWS: tl.constexpr, BLOCK: tl.c
     tl.store(total + column, before + tl.sum(acc, 0), mask=column < width)
 
 
-@triton.jit
+@jit
 def _base_2(x):
     """A power of e as one of 2."""
     return x * 1.4426950408889634
 
 
-@triton.jit
+@jit
 def _keys_of(positions, begin, m, tokens, window, BLOCK_M: tl.constexpr):
     """For queries from `begin` on: the first key of each, the least and greatest of these, and the end of all."""
     position = tl.load(positions + m, mask=m < tokens, other=0).to(tl.int32)
@@ -447,7 +448,7 @@ def _keys_of(positions, begin, m, tokens, window, BLOCK_M: tl.constexpr):
     return m - tl.minimum(position, window - 1), low, high, end
 
 
-@triton.jit
+@jit
 def _limit(cu_seqlens, n, documents, window):
     """Where the queries that see each key end: with its document (found by bisection), or with the window."""
     low = n * 0
@@ -462,7 +463,7 @@ def _limit(cu_seqlens, n, documents, window):
     return tl.minimum(tl.load(cu_seqlens + high), n + window)
 
 
-@triton.jit
+@jit
 def _load(
     x, head, row, tokens, STRIDE: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
     TMA: tl.constexpr,
@@ -475,7 +476,7 @@ def _load(
     return block
 
 
-@triton.jit
+@jit
 def _load_rows(
     x, head, row, tokens, STRIDE: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
@@ -487,7 +488,7 @@ def _load_rows(
     return tl.load(place, mask=mask, other=0.0)
 
 
-@triton.jit
+@jit
 def _store(x, values, head, row, tokens, STRIDE: tl.constexpr, C: tl.constexpr):
     rows, column = tl.arange(0, values.shape[0]), tl.arange(0, values.shape[1])
     place = x + tl.cast(row, tl.int64) * STRIDE + head * C + (rows[:, None] * STRIDE + column[None, :])

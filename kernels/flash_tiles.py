@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 
 from rptrain.kernels.launch import power_of_2
+from rptrain.kernels.target import KB, Target
 
 
 class Tiles(NamedTuple):
@@ -64,9 +65,9 @@ WIDE = {
     256: Passes(Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
     512: Passes(Tiles(16, 16, 8, 1), Tiles(8, 16, 8, 1), Tiles(16, 8, 8, 1)),
 }
-# On 7.x Triton (3.6 to 3.9) multiplies 16 bits too without matrix units, and a program has 64 KB. With any tiles the
+# For programs of 64 KB, and where Triton multiplies 16 bits too without matrix units: 7.x, on which with any tiles the
 # backward of heads of 256 and 512 spills.
-TURING = {
+LEAST = {
     64: Passes(Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1), Tiles(32, 16, 8, 1)),
     128: Passes(Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
     256: Passes(Tiles(16, 32, 8, 1), Tiles(8, 16, 8, 1), Tiles(16, 8, 4, 1)),
@@ -74,14 +75,15 @@ TURING = {
 }
 
 
-def tiles(dtype: torch.dtype, head_size: int, capability: tuple[int, int], *, half_sums: bool = False) -> Passes:
-    """The tiles for a card of this compute capability."""
-    size = max(64, power_of_2(head_size))
-    if capability < (8, 0):
-        return TURING[size]
+def tiles(dtype: torch.dtype, head_size: int, target: Target, *, half_sums: bool = False) -> Passes:
+    """The tiles for a GPU."""
+    size, shared = max(64, power_of_2(head_size)), target.shared_memory
+    if not target.matrix_units or shared < 99 * KB:
+        return LEAST[size]
     if dtype == torch.float32:
         return WIDE[size]
-    if capability == (8, 0) and not half_sums:
+    large = shared >= 227 * KB and target.tma
+    if not large and shared >= 163 * KB and not half_sums:
         return NARROW["medium"][size]
-    large = capability[0] in (9, 10) and head_size % 8 == 0  # the accelerator wants 16 bytes
+    large = large and head_size % 8 == 0  # the accelerator wants 16 bytes
     return (HALF if half_sums else NARROW)["large" if large else "small"][size]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rptrain.kernels.launch import HAS_TRITON, fused, power_of_2, tl, triton
+from rptrain.kernels.launch import HAS_TRITON, fused, jit, power_of_2, tl, triton
 from rptrain.kernels.reference import fp8 as reference
 
 FP8 = torch.float8_e4m3fn
@@ -233,27 +233,27 @@ def transpose_triton(codes: Tensor, out: Tensor | None = None) -> Tensor:
     return out.view(FP8)
 
 
-@triton.jit
+@jit
 def scale_of(bits):
     """The scale of a row from the bits of its largest magnitude."""
     scale = tl.maximum(tl.div_rn(bits.to(tl.float32, bitcast=True), 448.0), 1.1754943508222875e-38)  # 2^-126
     return tl.where(bits >= 0x7F800000, 1.0, scale)
 
 
-@triton.jit
+@jit
 def magnitude(x):
     """The bits of magnitudes."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
-@triton.jit
+@jit
 def encode(x, scale):
     """Codes of float32 values that are divided by the scale; hardware turns infinities into 448."""
     x = tl.where(magnitude(x) == 0x7F800000, float("nan"), x * tl.div_rn(1.0, scale))
     return x.to(tl.float8e4nv)
 
 
-@triton.jit
+@jit
 def _rows_kernel(
     x, factors, codes, scales, SIZE: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, FACTORS: tl.constexpr
 ):  # fmt: skip
@@ -271,7 +271,7 @@ def _rows_kernel(
     tl.store(scales + row, scale)
 
 
-@triton.jit
+@jit
 def _part(x, factors, start, SIZE: tl.constexpr, BLOCK: tl.constexpr, FACTORS: tl.constexpr):
     columns = start + tl.arange(0, BLOCK)
     values = tl.load(x + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
@@ -280,28 +280,28 @@ def _part(x, factors, start, SIZE: tl.constexpr, BLOCK: tl.constexpr, FACTORS: t
     return values
 
 
-@triton.jit
+@jit
 def _tile(x, rows, columns, count, SIZE: tl.constexpr, STRIDE: tl.constexpr):
     inside = (rows < count)[:, None] & (columns < SIZE)[None, :]
     at = x + rows.to(tl.int64)[:, None] * STRIDE + columns[None, :]
     return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@jit
 def _by_column(values, factors, columns, SIZE: tl.constexpr, FACTORS: tl.constexpr):
     if FACTORS:
         values *= tl.load(factors + columns, mask=columns < SIZE, other=0.0)[None, :]
     return values
 
 
-@triton.jit
+@jit
 def _by_row(values, factors, rows, count, FACTORS: tl.constexpr):
     if FACTORS:
         values *= tl.load(factors + rows, mask=rows < count, other=0.0)[:, None]
     return values
 
 
-@triton.jit
+@jit
 def _maxima_kernel(
     x, column_factors, row_factors, row_maxima, column_maxima, count, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     BY_ROW: tl.constexpr, COLUMN_FACTORS: tl.constexpr, ROW_FACTORS: tl.constexpr,
@@ -318,7 +318,7 @@ def _maxima_kernel(
     tl.atomic_max(column_maxima + columns, tl.max(magnitude(values), 0), mask=columns < SIZE, sem="relaxed")
 
 
-@triton.jit
+@jit
 def _codes_kernel(
     x, column_factors, row_factors, row_maxima, column_maxima, row_codes, row_scales, column_codes, column_scales,
     count, padded, SIZE: tl.constexpr, STRIDE: tl.constexpr,
@@ -345,7 +345,7 @@ def _codes_kernel(
         tl.store(column_scales + columns, scale, mask=columns < SIZE)
 
 
-@triton.jit
+@jit
 def _transposed_codes_kernel(
     x, maxima, codes, scales, count, padded,
     SIZE: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -360,7 +360,7 @@ def _transposed_codes_kernel(
         tl.store(scales + rows, scale, mask=rows < count)
 
 
-@triton.jit
+@jit
 def _transpose_kernel(codes, out, count, padded, SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     expert = tl.program_id(2).to(tl.int64)
     codes += expert * count * SIZE

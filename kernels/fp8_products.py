@@ -11,8 +11,9 @@ from torch import Tensor
 
 from rptrain.kernels import cublaslt
 from rptrain.kernels.fp8 import ALIGNMENT, Rows, on_gpu
-from rptrain.kernels.launch import capability, rows_and_columns, tl, triton
+from rptrain.kernels.launch import jit, rows_and_columns, tl, triton
 from rptrain.kernels.reference import fp8 as reference
+from rptrain.kernels.target import Target, target_of
 
 TERMS = 128  # of a product that the matrix units sum by themselves
 
@@ -85,20 +86,20 @@ def product_workspace(tokens: int, inputs: int, outputs: int, *, fused: bool) ->
 
 def _has_library(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     """Whether torch has a product by rows of these codes, with a result in `dtype`."""
-    return a.shape[1] % ALIGNMENT == len(b) % ALIGNMENT == 0 and dtype in _library(capability(a.device), _cuda())
+    return a.shape[1] % ALIGNMENT == len(b) % ALIGNMENT == 0 and dtype in _library(target_of(a.device), _cuda())
 
 
 def _adds_in_library(a: Tensor, b: Tensor) -> bool:
     """Whether cuBLASLt adds products by rows of these codes to a matrix."""
     aligned = a.shape[1] % ALIGNMENT == len(b) % ALIGNMENT == 0 < a.numel() * b.numel()
-    return aligned and cublaslt.has_products(capability(a.device), _cuda())
+    return aligned and cublaslt.has_products(target_of(a.device), _cuda())
 
 
-def _library(capability: tuple[int, int], cuda: tuple[int, ...]) -> tuple[torch.dtype, ...]:
-    """The types in which torch's products by rows are written: float32 by cuBLAS alone, on 9.0 since CUDA 12.9."""
-    if capability == (9, 0) and cuda >= (12, 9):
+def _library(target: Target, cuda: tuple[int, ...]) -> tuple[torch.dtype, ...]:
+    """The types in which torch's products by rows are written: float32 by cuBLAS alone."""
+    if target.cublas_fp8_rows and cuda >= cublaslt.CUDA:
         return torch.bfloat16, torch.float32
-    return (torch.bfloat16,) if (8, 9) <= capability < (11, 0) else ()
+    return (torch.bfloat16,) if target.cutlass_fp8_rows else ()
 
 
 def _cuda() -> tuple[int, ...]:
@@ -126,29 +127,41 @@ def accumulate_triton(acc: Tensor, a: Rows, b: Tensor) -> None:
 
 def _product(out: Tensor, a: Rows, b: Tensor, scales: Tensor | None, *, add: bool) -> None:
     (rows, inner), columns = a.codes.shape, len(b)
-    hopper = capability(out.device)[0] in (9, 10)
-    tiles = UNEVEN if inner % TERMS else HOPPER if hopper else ADA
+    target = target_of(out.device)
+    tile = tiles(inner % TERMS == 0, target)
     if rows and columns:
-        grid = (triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns),)
+        grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),)
         _product_kernel[grid](
             out, a.codes, b, a.scales, scales, rows, columns, OUT_STRIDE=out.stride(0), A_STRIDE=a.codes.stride(0),
-            B_STRIDE=b.stride(0), K=inner, **constants(tiles, hopper, add),
+            B_STRIDE=b.stride(0), K=inner, **constants(tile, target, add),
         )  # fmt: skip
 
 
-def constants(tiles: Tiles, hopper: bool, add: bool) -> dict[str, Any]:
-    """Constants and options of the product's kernel.
+def tiles(even: bool, target: Target) -> Tiles:
+    """The tiles for a GPU; `even`: whether the steps along the sum divide it."""
+    if not even:
+        return UNEVEN
+    return HOPPER if target.async_matrix_units else ADA
+
+
+def limit(terms: int, target: Target) -> int | None:
+    """The limit of terms, `max_num_imprecise_acc`, of a product that has so many.
 
     Triton folds a sum into the product before it, and so into what the matrix units sum by themselves, unless the
     product has a limit of terms. On Hopper it has one by default, and keeps a second sum if it is given.
     """
+    return None if target.async_matrix_units else terms
+
+
+def constants(tiles: Tiles, target: Target, add: bool) -> dict[str, Any]:
+    """Constants and options of the product's kernel."""
     return {
-        "ADD": add, "ROWS": tiles.rows, "COLUMNS": tiles.columns, "TERMS": TERMS, "LIMIT": None if hopper else TERMS,
+        "ADD": add, "ROWS": tiles.rows, "COLUMNS": tiles.columns, "TERMS": TERMS, "LIMIT": limit(TERMS, target),
         "num_warps": tiles.warps, "num_stages": tiles.stages,
     }  # fmt: skip
 
 
-@triton.jit
+@jit
 def _product_kernel(
     out, a, b, a_scales, b_scales, rows, columns,
     OUT_STRIDE: tl.constexpr, A_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr, K: tl.constexpr, ADD: tl.constexpr,

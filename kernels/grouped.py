@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rptrain.kernels.launch import capability, fused, power_of_2, tl, triton
+from rptrain.kernels.launch import fused, jit, power_of_2, tl, triton
 from rptrain.kernels.reference import moe as reference
+from rptrain.kernels.target import KB, Target, target_of
 
 
 class Tiles(NamedTuple):
@@ -28,7 +29,7 @@ class Tiles(NamedTuple):
 HOPPER = Tiles(128, 256, 64, 8, 3)  # 144 KB shared
 AMPERE = Tiles(128, 128, 64, 8, 3)  # 96 KB; also where 99 KB are all there is
 WIDE = Tiles(64, 64, 32, 4, 2)  # float32, without matrix units
-TURING = Tiles(64, 64, 16, 4, 1)  # 7.x: Triton (3.6 to 3.9) multiplies 16 bits too without matrix units
+LEAST = Tiles(64, 64, 16, 4, 1)  # for 64 KB, and 16 bits without matrix units
 
 
 def grouped_mm(x_NK: Tensor, w_EKM: Tensor, ends_E: Tensor, bias_EM: Tensor | None = None) -> Tensor:
@@ -72,7 +73,7 @@ def _cutlass(x_NK: Tensor, w_EKM: Tensor) -> bool:
     strides = x_NK.stride()[:1] + w_EKM.stride()
     return (
         x_NK.dtype == w_EKM.dtype == torch.bfloat16
-        and capability(x_NK.device)[0] in (9, 10)
+        and target_of(x_NK.device).async_matrix_units
         and x_NK.stride(1) == 1
         and 1 in w_EKM.stride()[1:]
         and all(stride == 1 or stride % 8 == 0 for stride in strides)
@@ -82,16 +83,16 @@ def _cutlass(x_NK: Tensor, w_EKM: Tensor) -> bool:
 
 
 def _tiles(x: Tensor) -> Tiles:
-    return _tiles_for(x.dtype, capability(x.device))
+    return _tiles_for(x.dtype, target_of(x.device))
 
 
-def _tiles_for(dtype: torch.dtype, capability: tuple[int, int]) -> Tiles:
-    """The tiles for a card of this compute capability."""
-    if capability < (8, 0):
-        return TURING
+def _tiles_for(dtype: torch.dtype, target: Target) -> Tiles:
+    """The tiles for a GPU."""
+    if not target.matrix_units or target.shared_memory < 99 * KB:
+        return LEAST
     if dtype == torch.float32:
         return WIDE
-    return HOPPER if capability[0] in (9, 10) else AMPERE
+    return HOPPER if target.async_matrix_units else AMPERE
 
 
 def _for_adding(tiles: Tiles) -> Tiles:
@@ -161,14 +162,14 @@ def _sizes(tiles: Tiles) -> dict[str, Any]:
     return {"ROWS": rows, "COLUMNS": columns, "INNER": inner, "num_warps": warps, "num_stages": stages}
 
 
-@triton.jit
+@jit
 def _rows_of(ends, expert):
     """Where the expert's rows begin and end."""
     begin = tl.load(ends + expert - 1, mask=expert > 0, other=0)
     return begin, tl.load(ends + expert)
 
 
-@triton.jit
+@jit
 def _grouped_kernel(
     x, w, bias, y, ends, experts, BY_ROW: tl.constexpr, K: tl.constexpr, M: tl.constexpr,
     BY_EXPERT: tl.constexpr, BY_INNER: tl.constexpr, BY_COLUMN: tl.constexpr,
@@ -215,7 +216,7 @@ def _grouped_kernel(
     tl.store(y_at, total.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def _weight_grad_kernel(
     acc, x, dy, ends, K: tl.constexpr, M: tl.constexpr, X_BY_ROW: tl.constexpr, DY_BY_ROW: tl.constexpr,
     BY_EXPERT: tl.constexpr, BY_INNER: tl.constexpr,
@@ -252,7 +253,7 @@ def _weight_grad_kernel(
     tl.store(at + right[None, :], tl.load(at + right[None, :], mask=mask, other=0.0) + second, mask=mask)
 
 
-@triton.jit
+@jit
 def _bias_grad_kernel(acc, dy, ends, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     expert = tl.program_id(0)
     begin, end = _rows_of(ends, expert)
@@ -270,7 +271,7 @@ def _bias_grad_kernel(acc, dy, ends, columns, ROWS: tl.constexpr, COLUMNS: tl.co
     tl.store(at, tl.load(at, mask=mask, other=0.0) + tl.sum(total, 0), mask=mask)
 
 
-@triton.jit
+@jit
 def _add_bias_kernel(y, bias, ends, columns, experts, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     numbers = tl.arange(0, EXPERTS)

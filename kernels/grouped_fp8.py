@@ -17,10 +17,11 @@ from torch import Tensor
 from rptrain.kernels import fp8, fp8_products
 from rptrain.kernels.fp8 import FP8, FP8Weight, Rows
 from rptrain.kernels.fp8_products import TERMS
-from rptrain.kernels.launch import HAS_TRITON, capability, fused, power_of_2, tl, triton
+from rptrain.kernels.launch import HAS_TRITON, fused, jit, power_of_2, tl, triton
 from rptrain.kernels.moe import Permutation
 from rptrain.kernels.moe_rows import gather
 from rptrain.kernels.reference import grouped_fp8 as reference
+from rptrain.kernels.target import Target, target_of
 
 SEGMENT = TERMS  # columns of a block in the segments of experts
 
@@ -195,7 +196,7 @@ def product_triton(
     """`product` as a kernel; all tensors are contiguous."""
     experts, columns, inner = b_EMK.shape
     out = torch.empty(len(a.codes), columns, dtype=dtype, device=b_EMK.device)
-    constants = product_constants(inner, capability(out.device))
+    constants = product_constants(inner, target_of(out.device))
     # every expert may end in a tile of its own that is not full
     tiles = triton.cdiv(len(out), constants["ROWS"]) + experts
     if len(out):
@@ -209,7 +210,7 @@ def product_triton(
 def accumulate_triton(acc_EMK: Tensor, a: Rows, b_KP: Tensor, ends_E: Tensor) -> None:
     """`accumulate` as a kernel; codes and accumulator are contiguous."""
     experts, rows, columns = acc_EMK.shape
-    constants = product_constants(SEGMENT, capability(acc_EMK.device))
+    constants = product_constants(SEGMENT, target_of(acc_EMK.device))
     blocks = b_KP.shape[1] // SEGMENT
     if blocks:
         tiles = triton.cdiv(rows, constants["ROWS"]) * triton.cdiv(columns, constants["COLUMNS"])
@@ -218,18 +219,17 @@ def accumulate_triton(acc_EMK: Tensor, a: Rows, b_KP: Tensor, ends_E: Tensor) ->
         )
 
 
-def product_constants(inner: int, capability: tuple[int, int]) -> dict[str, Any]:
+def product_constants(inner: int, target: Target) -> dict[str, Any]:
     """Constants and options of a product with this inner size: as in kernels/fp8.py, or with fewer terms at a time."""
-    hopper = capability[0] in (9, 10)
     terms = TERMS if inner % TERMS == 0 or inner % 64 else 64
-    tiles = fp8_products.UNEVEN if inner % terms else fp8_products.HOPPER if hopper else fp8_products.ADA
+    tiles = fp8_products.tiles(inner % terms == 0, target)
     return {
-        "ROWS": tiles.rows, "COLUMNS": tiles.columns, "TERMS": terms, "LIMIT": None if hopper else terms,
+        "ROWS": tiles.rows, "COLUMNS": tiles.columns, "TERMS": terms, "LIMIT": fp8_products.limit(terms, target),
         "num_warps": tiles.warps, "num_stages": tiles.stages,
     }  # fmt: skip
 
 
-@triton.jit
+@jit
 def _blocks(ends, experts, ROWS: tl.constexpr, EXPERTS: tl.constexpr):
     """The experts' numbers, where their rows begin and end, and how many blocks of rows they have."""
     numbers = tl.arange(0, EXPERTS)
@@ -238,7 +238,7 @@ def _blocks(ends, experts, ROWS: tl.constexpr, EXPERTS: tl.constexpr):
     return numbers, begins, stops, (stops - begins + ROWS - 1) // ROWS
 
 
-@triton.jit
+@jit
 def _block(ends, experts, block, ROWS: tl.constexpr, EXPERTS: tl.constexpr):
     """A block's expert, its first row, the end of the expert's rows, and the expert's first block.
 
@@ -253,7 +253,7 @@ def _block(ends, experts, block, ROWS: tl.constexpr, EXPERTS: tl.constexpr):
     return expert, first, tl.sum(tl.where(here, stops, 0), 0), start
 
 
-@triton.jit
+@jit
 def _grouped_rows_kernel(
     x, factors, codes, scales, ends, experts,
     SIZE: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, EXPERTS: tl.constexpr,
@@ -275,12 +275,12 @@ def _grouped_rows_kernel(
     tl.store(scales + row, scale)
 
 
-@triton.jit
+@jit
 def _multiplied(x, factors, rows, columns, stop, SIZE: tl.constexpr, STRIDE: tl.constexpr):
     return fp8._by_row(fp8._tile(x, rows, columns, stop, SIZE, STRIDE), factors, rows, stop, True)
 
 
-@triton.jit
+@jit
 def _grouped_maxima_kernel(
     x, factors, maxima, ends, experts, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     EXPERTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -295,7 +295,7 @@ def _grouped_maxima_kernel(
     tl.atomic_max(at, tl.max(fp8.magnitude(values), 0), mask=columns < SIZE, sem="relaxed")
 
 
-@triton.jit
+@jit
 def _grouped_codes_kernel(
     x, factors, maxima, codes, scales, ends, experts, blocks, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     EXPERTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -313,7 +313,7 @@ def _grouped_codes_kernel(
         tl.store(scales + expert * SIZE + columns, scale, mask=columns < SIZE)
 
 
-@triton.jit
+@jit
 def _grouped_transpose_kernel(
     codes, out, ends, experts, blocks,
     SIZE: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -330,7 +330,7 @@ def _grouped_transpose_kernel(
     tl.store(at, tl.trans(tile), mask=(columns < SIZE)[:, None])
 
 
-@triton.jit
+@jit
 def _grouped_product_kernel(
     out, a, a_scales, b, b_scales, bias, ends, experts, K: tl.constexpr, M: tl.constexpr,
     B_SCALES: tl.constexpr, BIAS: tl.constexpr, EXPERTS: tl.constexpr,
@@ -366,7 +366,7 @@ def _grouped_product_kernel(
     tl.store(at, total.to(out.dtype.element_ty), mask=(mine < stop)[:, None] & (theirs < M)[None, :])
 
 
-@triton.jit
+@jit
 def _grouped_accumulate_kernel(
     acc, a, a_scales, b, ends, experts, blocks, R: tl.constexpr, C: tl.constexpr, EXPERTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, LIMIT: tl.constexpr,

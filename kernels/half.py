@@ -1,4 +1,4 @@
-"""Products of 16-bit matrices with float16 sums of at most 128 terms, each added to float32 registers.
+"""Half sums: products of 16-bit matrices with float16 sums of at most 128 terms, each added to float32 registers.
 
 GeForce cards sum products of 16-bit matrices in float16 at twice the rate of float32. float16 has 5 bits of exponent,
 so operands are divided by powers of two, which is exact: by one for each row of an operand, or of its part that a sum
@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rptrain.kernels.launch import HAS_TRITON, capability, power_of_2, rows_and_columns, tl, triton
+from rptrain.kernels.launch import HAS_TRITON, jit, power_of_2, rows_and_columns, tl, triton
+from rptrain.kernels.target import target_of
 
 TERMS = 128  # of a sum in float16, at most
 TYPES = (torch.bfloat16, torch.float16)
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernels of x's device take its type: they need matrix units that Triton knows."""
-    return HAS_TRITON and x.dtype in TYPES and capability(x.device) >= (8, 0)
+    """Whether the kernels take x: they need a 16-bit type, and matrix units that sum in float16."""
+    return HAS_TRITON and x.dtype in TYPES and target_of(x.device).half_sums
 
 
 def takes_heads(x: Tensor, size: int) -> bool:
@@ -94,7 +95,7 @@ def constants(tiles: Tiles, inner: int, add: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@triton.jit
+@jit
 def power_below(x):
     """The greatest power of two that is not above a magnitude: 1 for NaN and infinity, and 2^-111 to 2^126.
 
@@ -106,13 +107,13 @@ def power_below(x):
     return (exponent << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def inverse(power):
     """1 / power, of a power of two."""
     return (0x7F000000 - power.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def normalized(x, unit: tl.constexpr, axis: tl.constexpr):
     """Slices along the axis as values * powers, in float16: the largest magnitude lies from `unit` to `2 * unit`.
 
@@ -123,13 +124,13 @@ def normalized(x, unit: tl.constexpr, axis: tl.constexpr):
     return (x * tl.expand_dims(inverse(power) * unit, axis)).to(tl.float16), power * (1.0 / unit)
 
 
-@triton.jit
+@jit
 def sum_of(a, b):
     """a [M, K] times b [K, N], float16, with at most 128 terms, summed in float16: in float32."""
     return tl.dot(a, b, out_dtype=tl.float16).to(tl.float32)
 
 
-@triton.jit
+@jit
 def _heads_kernel(
     x, values, scales, tokens, STRIDE: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
@@ -143,7 +144,7 @@ def _heads_kernel(
     tl.store(scales + head.to(tl.int64) * tokens + row, power, mask=row < tokens)
 
 
-@triton.jit
+@jit
 def _product_kernel(
     out, a, b, rows, inner, COUNT: tl.constexpr, OUT_STRIDE: tl.constexpr,
     A_ROW: tl.constexpr, A_TERM: tl.constexpr, B_ROW: tl.constexpr, B_TERM: tl.constexpr,

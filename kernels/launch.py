@@ -1,7 +1,7 @@
-"""The choice between Triton kernels and the reference, and launch sizes."""
+"""The choice between Triton kernels and the reference, and how kernels are compiled and launched."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -31,6 +31,9 @@ else:  # everything runs on the reference; kernels are never launched
             self._name = function.__name__
 
         def __getitem__(self, grid: object) -> Any:
+            return self.run
+
+        def run(self, *args: object, **options: object) -> None:
             raise RuntimeError(f"the kernel {self._name} was not compiled, because Triton was not imported")
 
     class _Absent:
@@ -39,17 +42,26 @@ else:  # everything runs on the reference; kernels are never launched
     triton = tl = _Absent()
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# A product and the sum that follows it are rounded once. It makes the bits, and Triton's default changes in 3.10.
+FIXED_OPTIONS = {"enable_fp_fusion": True}
 
 __all__ = [
-    "DTYPES", "HAS_TRITON", "capability", "fused", "power_of_2", "programs",
+    "DTYPES", "FIXED_OPTIONS", "HAS_TRITON", "fused", "jit", "power_of_2", "programs",
     "rows_and_columns", "tl", "triton", "warps",
 ]  # fmt: skip
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """`triton.jit` for all kernels: each launch has the FIXED_OPTIONS, whatever Triton's defaults are."""
+    kernel = triton.jit(function)
+    kernel.run = partial(kernel.run, **FIXED_OPTIONS)
+    return kernel
 
 
 def fused(*tensors: Tensor) -> bool:
     """Whether operations on such tensors run as Triton kernels: on CUDA, in a type that the kernels take.
 
-    Otherwise the oracle runs, kernels/reference/dense.py. Nothing here looks at values, so nothing waits for the
+    Otherwise the reference runs, kernels/reference/dense.py. Nothing here looks at values, so nothing waits for the
     device.
     """
     return HAS_TRITON and all(x.is_cuda and x.dtype in DTYPES for x in tensors)
@@ -65,12 +77,6 @@ def warps(elements: int) -> int:
     return max(1, min(16, power_of_2(elements) // 512))
 
 
-@cache
-def capability(device: torch.device) -> tuple[int, int]:
-    """The card's compute capability; off CUDA that of a small card."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 6)
-
-
 def programs(device: torch.device, each: int) -> int:
     """Programs that are resident together, `each` on a multiprocessor; a fixed number off CUDA.
 
@@ -81,7 +87,7 @@ def programs(device: torch.device, each: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count * each
 
 
-@triton.jit
+@jit
 def rows_and_columns(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The indices of rows and of columns in the tile of a program, of a one-dimensional grid over all tiles.
 

@@ -7,21 +7,26 @@ models/layer.py; W columns of the buffer of logits, V of which are used.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
-
 from rptrain.kernels import half
 from rptrain.kernels.batch import IGNORED
-from rptrain.kernels.launch import capability, fused, power_of_2, programs, tl, triton
+from rptrain.kernels.launch import fused
+from rptrain.kernels.launch import jit
+from rptrain.kernels.launch import power_of_2
+from rptrain.kernels.launch import programs
+from rptrain.kernels.launch import tl
 from rptrain.kernels.linear import accumulate_weight_grad
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.reference.dense import wide
+from rptrain.kernels.target import Target
+from rptrain.kernels.target import target_of
+from torch import Tensor
+from typing import Any
+from typing import NamedTuple
+import torch
 
 CHUNK_BYTES = 5 * 2**28  # of logits
 CHUNK_TOKENS = 4096  # the weight's gradient [V, D] is read and written once a chunk: 3 % more time with half as many
-PIECE_BYTES = 2**23  # of logits at a time, where the oracle runs
+PIECE_BYTES = 2**23  # of logits at a time, where the reference runs
 ALIGNMENT = 64  # columns: rows start on 128 bytes or more, for any vocabulary
 
 
@@ -106,7 +111,7 @@ def _chunks(
 def _cross_entropy_pieces(
     logits_TW: Tensor, vocab: int, labels_T: Tensor, scale: float | None, losses_T: Tensor, lse_T: Tensor
 ) -> None:
-    """The oracle on few rows at a time, as it upcasts them; the contract of `cross_entropy_triton`."""
+    """The reference on few rows at a time, as it upcasts them; the contract of `cross_entropy_triton`."""
     rows = _piece_tokens(vocab, losses_T.itemsize)
     pieces = (x.split(rows) for x in (logits_TW[:, :vocab], labels_T, losses_T, lse_T))
     for logits, labels, losses, lse in zip(*pieces, strict=True):
@@ -126,7 +131,7 @@ def cross_entropy_triton(
     tokens, width = logits_TW.shape
     assert logits_TW.is_contiguous() and width == _width(vocab)
     assert labels_T.is_contiguous() and losses_T.is_contiguous() and lse_T.is_contiguous()
-    cut = sizes(vocab, logits_TW.itemsize, scale is not None, capability(logits_TW.device))
+    cut = sizes(vocab, logits_TW.itemsize, scale is not None, target_of(logits_TW.device))
     count = min(tokens, programs(logits_TW.device, cut.programs)) if cut.programs else tokens
     factor = 0.0 if scale is None else scale
     options = constants(vocab, logits_TW.itemsize, scale is not None, cut)
@@ -143,14 +148,14 @@ class Sizes(NamedTuple):
     programs: int  # on a multiprocessor, which take rows in turn; 0: one for each row
 
 
-def sizes(vocab: int, itemsize: int, gradient: bool, capability: tuple[int, int]) -> Sizes:
+def sizes(vocab: int, itemsize: int, gradient: bool, target: Target) -> Sizes:
     """For the gradient of 16-bit logits 16 warps on a multiprocessor, with 128 registers a thread; else 32 with 64."""
     row = _width(vocab) * itemsize
     if not gradient:  # nothing is read again
         return cut(row, resident=32, keep=6, group=2)
     if itemsize == 4:  # there are no pairs to unpack: 4 tiles and the next 4 are too many
         return cut(row, resident=32, keep=0, group=2)
-    return cut(row, resident=16, keep=8, group=8 if capability < (12, 0) else 6)  # from 12.0 on 8 would spill
+    return cut(row, resident=16, keep=8, group=6 if target.tight_registers else 8)  # else 8 would spill
 
 
 def cut(row: int, *, resident: int, keep: int, group: int) -> Sizes:
@@ -181,7 +186,7 @@ def constants(vocab: int, itemsize: int, gradient: bool, cut: Sizes) -> dict[str
     }
 
 
-@triton.jit
+@jit
 def _cross_entropy_kernel(
     logits,
     labels,
@@ -292,7 +297,7 @@ def _cross_entropy_kernel(
         label = next_label
 
 
-@triton.jit
+@jit
 def _tiles(place, COUNT: tl.constexpr, STRIDE: tl.constexpr, POLICY: tl.constexpr):
     tiles = ()
     for i in tl.static_range(COUNT):
@@ -300,7 +305,7 @@ def _tiles(place, COUNT: tl.constexpr, STRIDE: tl.constexpr, POLICY: tl.constexp
     return tiles
 
 
-@triton.jit
+@jit
 def _add_tiles(tiles, tops, sums, dtype: tl.constexpr):
     """Two tiles at a time, whose upcast values fit in registers beside those kept."""
     for i in tl.static_range(0, len(tiles), 2):
@@ -311,7 +316,7 @@ def _add_tiles(tiles, tops, sums, dtype: tl.constexpr):
     return tops, sums
 
 
-@triton.jit
+@jit
 def _add(values, tops, sums):
     """The maximum of each thread, and the sum of its exponentials relative to that."""
     new_tops = tops
@@ -323,7 +328,7 @@ def _add(values, tops, sums):
     return new_tops, sums
 
 
-@triton.jit
+@jit
 def _values(words, dtype: tl.constexpr):
     """The content of the words in float32: values, or values of even and of odd columns."""
     if dtype == tl.float32:
@@ -336,7 +341,7 @@ def _values(words, dtype: tl.constexpr):
         return even.to(tl.float32), odd.to(tl.float32)
 
 
-@triton.jit
+@jit
 def _gradient(words, top, factor, dtype: tl.constexpr):
     """Probabilities times the scale, [LANES, SPAN], without what is taken off at the target."""
     values = _values(words, dtype)
@@ -347,7 +352,7 @@ def _gradient(words, top, factor, dtype: tl.constexpr):
     return gradient.to(dtype)
 
 
-@triton.jit
+@jit
 def _exp(x):
     return tl.exp2(x * 1.4426950408889634)  # half the instructions of tl.exp, which minds denormal results
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rptrain.kernels.launch import HAS_TRITON, fused, power_of_2, tl, triton, warps
+from rptrain.kernels.launch import HAS_TRITON, fused, jit, power_of_2, tl, triton, warps
 from rptrain.kernels.reference import moe as reference
 from rptrain.kernels.reference.dense import wide
 from rptrain.kernels.reference.moe import Scoring, choice_scores
@@ -147,7 +147,7 @@ def _launch(logits_TE: Tensor, active: int) -> tuple[tuple[int], dict[str, Any]]
     return (triton.cdiv(tokens, rows),), sizes | {"num_warps": warps(rows * width)}
 
 
-@triton.jit
+@jit
 def _load_logits(logits, tokens, experts, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """The program's tokens, the experts' numbers, and logits [ROWS, WIDTH], -inf beyond the last expert."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -157,7 +157,7 @@ def _load_logits(logits, tokens, experts, ROWS: tl.constexpr, WIDTH: tl.constexp
     return rows, columns, tl.where((columns < experts)[None, :], values, float("-inf"))
 
 
-@triton.jit
+@jit
 def _choose_kernel(
     logits, choice, tokens, experts,
     ACTIVE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr,
@@ -172,7 +172,7 @@ def _choose_kernel(
         values = tl.where(columns[None, :] == best[:, None], float("-inf"), values)
 
 
-@triton.jit
+@jit
 def _chosen(logits, choice, rows, tokens, experts, ACTIVE: tl.constexpr, PLACES: tl.constexpr):
     """Where each chosen expert of the rows stands in [T, X], whether there is one, and its logit, -inf if not."""
     places = tl.arange(0, PLACES)
@@ -183,7 +183,7 @@ def _chosen(logits, choice, rows, tokens, experts, ACTIVE: tl.constexpr, PLACES:
     return at, mask, tl.where((places < ACTIVE)[None, :], values, float("-inf"))
 
 
-@triton.jit
+@jit
 def _sigmoids(chosen, OVER_CHOSEN: tl.constexpr):
     """The sigmoids of the chosen logits, and what they are divided by; 0 where there is none."""
     small = tl.exp(-tl.abs(chosen))
@@ -192,7 +192,7 @@ def _sigmoids(chosen, OVER_CHOSEN: tl.constexpr):
     return scores, total
 
 
-@triton.jit
+@jit
 def _route_kernel(
     logits, choice, weights, scale, tokens, experts,
     OVER_CHOSEN: tl.constexpr, SIGMOID: tl.constexpr,
@@ -211,7 +211,7 @@ def _route_kernel(
     tl.store(weights + at, result.to(weights.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@jit
 def _route_backward_kernel(
     dweights, logits, choice, dprobs, counted, dlogits, scale, tokens, experts,
     OVER_CHOSEN: tl.constexpr, SIGMOID: tl.constexpr, BALANCE: tl.constexpr, COUNTED: tl.constexpr,
@@ -253,7 +253,7 @@ def _route_backward_kernel(
     tl.store(dlogits + rows[:, None] * experts + columns[None, :], spread.to(dlogits.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def _invert_kernel(order, order_32, places, numel, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(order + at, mask=at < numel, other=0)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.kernels.launch import fused, power_of_2, tl, triton, warps
+from rptrain.kernels.launch import fused, jit, power_of_2, tl, triton, warps
 from rptrain.kernels.moe import Permutation
 from rptrain.kernels.reference import moe as reference
 from rptrain.kernels.reference.dense import wide
@@ -104,7 +104,7 @@ def _columns(width: int) -> dict[str, Any]:
     return {"WIDTH": width, "BLOCK": block, "num_warps": min(warps(block), 8)}
 
 
-@triton.jit
+@jit
 def _gather_kernel(x, places, out, ACTIVE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """A token a program: it is read once, and written to each of its places."""
     token = tl.program_id(0).to(tl.int64)
@@ -116,7 +116,7 @@ def _gather_kernel(x, places, out, ACTIVE: tl.constexpr, WIDTH: tl.constexpr, BL
         tl.store(out + place * WIDTH + columns, row, mask=mask)
 
 
-@triton.jit
+@jit
 def _combine_kernel(
     rows, places, weights, out,
     ACTIVE: tl.constexpr, WEIGHTED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
@@ -134,7 +134,7 @@ def _combine_kernel(
     tl.store(out + token * WIDTH + columns, total.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@jit
 def _weigh_kernel(
     grads, rows, weights, other, dact, act, dweights, active,
     BY_TOKEN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from rptrain.kernels.fp8 import FP8, Rows
 from rptrain.kernels.fp8_host import quantize_rows_into
-from rptrain.kernels.launch import fused, tl, triton
+from rptrain.kernels.launch import fused, jit, tl, triton
 from rptrain.kernels.reference import fp8 as reference_fp8
 from rptrain.kernels.reference import quant as reference
 from rptrain.utils import native
@@ -283,7 +283,7 @@ def table(name: str, device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
-@triton.jit
+@jit
 def _4bit_kernel(
     codes, scales, table, out, numel,
     BLOCK: tl.constexpr,
@@ -324,13 +324,13 @@ def _4bit_kernel(
         tl.store(out + at, values.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def decode_4bit(word, i, HIGH_FIRST: tl.constexpr):
     """Code i of a word."""
     return (word >> (4 * (i ^ HIGH_FIRST))) & 15
 
 
-@triton.jit
+@jit
 def _side_by_side(x):
     """[..., 2, 2, 2] of 8: each join adds a last dimension, and element 4 a + 2 b + c stands at [a, b, c]."""
     even = tl.join(tl.join(x[0], x[4]), tl.join(x[2], x[6]))
@@ -338,7 +338,7 @@ def _side_by_side(x):
     return tl.join(even, odd)
 
 
-@triton.jit
+@jit
 def _word(codes, at, left):
     """The bytes of a word one by one: the last ones may be missing, and words not aligned."""
     word = tl.zeros(at.shape, tl.int32)
@@ -348,7 +348,7 @@ def _word(codes, at, left):
     return word
 
 
-@triton.jit
+@jit
 def power_of_2_scale(exponent):
     """float32 of 2 ** (exponent - 127), NaN for 255."""
     exponent = exponent.to(tl.int32)
@@ -356,7 +356,7 @@ def power_of_2_scale(exponent):
     return tl.where(exponent == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def _int8_kernel(codes, scales, out, numel, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -365,7 +365,7 @@ def _int8_kernel(codes, scales, out, numel, BLOCK: tl.constexpr, ROWS: tl.conste
     tl.store(out + at, (code * scale[:, None]).to(out.dtype.element_ty), mask=at < numel)
 
 
-@triton.jit
+@jit
 def _fp8_kernel(codes, scales, out, numel, SIZE: tl.constexpr, ELEMENTS: tl.constexpr):
     """Decodes by integer arithmetic, because GPUs before 8.9 have no conversion."""
     first = tl.program_id(0).to(tl.int64) * ELEMENTS

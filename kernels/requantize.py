@@ -12,7 +12,7 @@ import torch
 from rptrain.kernels import fp8
 from rptrain.kernels.fp8 import FP8Weight, Rows, encode, magnitude, scale_of
 from rptrain.kernels.fp8_host import quantize_rows_into
-from rptrain.kernels.launch import tl, triton
+from rptrain.kernels.launch import jit, tl
 from rptrain.kernels.quant import CHUNK, MXFP4, Format, Quantized, decode_4bit, power_of_2_scale, table
 
 
@@ -58,7 +58,7 @@ def constants(fmt: Format, size: int, dtype: torch.dtype) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@triton.jit
+@jit
 def _kernel(
     codes, scales, table, out_codes, out_scales, SIZE: tl.constexpr,
     SHARED: tl.constexpr,  # weights that share a scale
@@ -82,7 +82,7 @@ def _kernel(
     tl.store(out_scales + row, scale)
 
 
-@triton.jit
+@jit
 def _weights(
     codes, scales, table, row, start, SIZE: tl.constexpr, SHARED: tl.constexpr, BITS: tl.constexpr,
     HIGH_FIRST: tl.constexpr, EXPONENTS: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr,

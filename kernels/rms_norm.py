@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rptrain.kernels import fp8
 from rptrain.kernels.fp8 import Form, Operand, encode, magnitude, scale_of
-from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton, warps
+from rptrain.kernels.launch import fused, jit, power_of_2, programs, tl, triton, warps
 from rptrain.kernels.reference import dense as reference
 
 SHARED = 96 << 10  # bytes of a multiprocessor for rows that are loaded ahead; the smaller GPUs have 99 KB
@@ -192,7 +192,7 @@ def _lanes(rows: int, columns: int) -> dict[str, int]:
     return {"ROWS": lanes, "num_warps": warps(lanes * columns)}
 
 
-@triton.jit
+@jit
 def _forward(
     x, residual, total, weight, y, codes, scales, rstd, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     ADD: tl.constexpr, PLAIN: tl.constexpr, CODES: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
@@ -223,7 +223,7 @@ def _forward(
         tl.store(scales + row, scale)
 
 
-@triton.jit
+@jit
 def _backward(
     dy, x, weight, rstd, dresidual, dx, partials, rows,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
@@ -255,7 +255,7 @@ def _backward(
     tl.store(partials + program.to(tl.int64) * SIZE + columns, tl.sum(total, 0), mask=inside)
 
 
-@triton.jit
+@jit
 def _add_partials(
     partials, first, second, rows,
     COUNT: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

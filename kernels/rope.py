@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rptrain.kernels.batch import Rotation
 from rptrain.kernels.half import Heads, ScaledHeads, inverse, power_below, takes_heads
-from rptrain.kernels.launch import fused, power_of_2, programs, tl, triton
+from rptrain.kernels.launch import fused, jit, power_of_2, programs, tl, triton
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.reference.dense import QKNorm
 from rptrain.kernels.rms_norm import add_partials, rms_norm_rows_backward_triton, rms_norm_rows_triton
@@ -229,12 +229,12 @@ def _backward_sizes(heads: int, kv_heads: int, size: int, norm: bool) -> tuple[d
     return sizes | {"HALF": size // 2, "BLOCK_C": columns, "num_warps": warps, "maxnreg": 64}, 4
 
 
-@triton.jit
+@jit
 def _rotate(first, second, cos, sin):
     return first * cos - second * sin, second * cos + first * sin
 
 
-@triton.jit
+@jit
 def _columns(half, HALF: tl.constexpr, PAIRS: tl.constexpr):
     """The column of a head's first values, and the distance from it to that of the second ones.
 
@@ -247,7 +247,7 @@ def _columns(half, HALF: tl.constexpr, PAIRS: tl.constexpr):
     return first, distance
 
 
-@triton.jit
+@jit
 def _weights(weight, half, HALF: tl.constexpr, PAIRS: tl.constexpr):
     """The norm's weights of the first and of the second values."""
     column, distance = _columns(half, HALF, PAIRS)
@@ -256,7 +256,7 @@ def _weights(weight, half, HALF: tl.constexpr, PAIRS: tl.constexpr):
     return first, second
 
 
-@triton.jit
+@jit
 def _rotated(first, second, cos, sin, half, HALF: tl.constexpr, PAIRS: tl.constexpr):
     """The rotated values, and those that are not rotated as they are, whatever they are."""
     one, other = _rotate(first, second, cos, sin)
@@ -266,14 +266,14 @@ def _rotated(first, second, cos, sin, half, HALF: tl.constexpr, PAIRS: tl.conste
     return one, other
 
 
-@triton.jit
+@jit
 def _halves(pointer, head, stride, half, first, COUNT: tl.constexpr, HALF: tl.constexpr):
     """Where the first values of some heads lie, and which of them there are."""
     at = head[:, None] * stride + first[None, :]
     return pointer + at, (head < COUNT)[:, None] & (half < HALF)[None, :]
 
 
-@triton.jit
+@jit
 def _heads(
     source, target, scales, weight, rstd, eps, cos, sin, factor, half,
     COUNT: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr,
@@ -309,7 +309,7 @@ def _heads(
         tl.store(place + distance, second.to(target.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@jit
 def _forward(
     qk, values, q, k, v, scales, cos, sin, query_factor, q_weight, k_weight, rstd, eps, q_stride, k_stride,
     H: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, PAIRS: tl.constexpr, ROW: tl.constexpr, V_ROW: tl.constexpr,
@@ -344,7 +344,7 @@ def _forward(
         _heads(values, v + token * V_ROW, v_scales, k_weight, rstd, eps, c, s, None, half, K, HALF, 0, BLOCK_H, False)
 
 
-@triton.jit
+@jit
 def _copy(
     source, token_stride, head_stride, target, start, first_head, tokens,
     COUNT: tl.constexpr, ROW: tl.constexpr,
@@ -360,7 +360,7 @@ def _copy(
     tl.store(target + start * ROW + placed, values, mask=there)
 
 
-@triton.jit
+@jit
 def _heads_backward(
     source, token_stride, head_stride, target, weight, rstd, cos, sin, factor, totals,
     program, count, first_head, tokens,
@@ -412,7 +412,7 @@ def _heads_backward(
         tl.store(totals + column + distance, tl.sum(total_second, 0), mask=half < HALF)
 
 
-@triton.jit
+@jit
 def _backward(
     dq, dk, dv, qkv, cos, sin, query_factor, q_weight, k_weight, rstd, partials, tokens, count,
     dq_token, dq_head, dk_token, dk_head, dv_token, dv_head,

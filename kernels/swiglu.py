@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rptrain.kernels import fp8
 from rptrain.kernels.fp8 import Form, Maxima, Operand, encode, magnitude, scale_of
-from rptrain.kernels.launch import fused, power_of_2, tl, triton
+from rptrain.kernels.launch import fused, jit, power_of_2, tl, triton
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.reference.dense import Clamp
 
@@ -159,7 +159,7 @@ def _launch(tokens: int, size: int, interleaved: bool, clamp: Clamp | None) -> t
     }
 
 
-@triton.jit
+@jit
 def _load(gate_up, row, start, SIZE: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Gate and up of some columns of a row, in float32."""
     base = gate_up + row * (2 * SIZE)
@@ -174,7 +174,7 @@ def _load(gate_up, row, start, SIZE: tl.constexpr, BLOCK: tl.constexpr, INTERLEA
     return gate, up
 
 
-@triton.jit
+@jit
 def _hold(gate, up, limit):
     """Comparisons rather than minima, so that NaN stays NaN."""
     gate = tl.where(gate > limit, limit, gate)
@@ -182,7 +182,7 @@ def _hold(gate, up, limit):
     return gate, up
 
 
-@triton.jit
+@jit
 def _activation(gate, up, alpha, dtype: tl.constexpr, CLAMPED: tl.constexpr):
     """The activation of clamped values; every operation of the model's code rounds to `dtype`."""
     if CLAMPED:
@@ -193,7 +193,7 @@ def _activation(gate, up, alpha, dtype: tl.constexpr, CLAMPED: tl.constexpr):
     return product.to(dtype)
 
 
-@triton.jit
+@jit
 def _forward(
     gate_up, out, alpha, limit,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, CLAMPED: tl.constexpr,
@@ -207,7 +207,7 @@ def _forward(
     tl.store(out + row * SIZE + columns, product, mask=columns < SIZE)
 
 
-@triton.jit
+@jit
 def _backward(
     dy, gate_up, out, activation, alpha, limit,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, CLAMPED: tl.constexpr,
@@ -244,7 +244,7 @@ def _backward(
         tl.store(base + SIZE + columns, dup.to(dtype), mask=inside)
 
 
-@triton.jit
+@jit
 def _forward_rows(gate_up, codes, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """A row that is longer than a block is read and computed twice, the second time from the cache."""
     row = tl.program_id(0).to(tl.int64)
@@ -265,7 +265,7 @@ def _forward_rows(gate_up, codes, scales, SIZE: tl.constexpr, BLOCK: tl.constexp
     tl.store(scales + row, scale)
 
 
-@triton.jit
+@jit
 def _backward_measured(
     dy, gate_up, column_factors, row_factors, row_maxima, column_maxima, activation_maxima, tokens,
     SIZE: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

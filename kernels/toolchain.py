@@ -13,6 +13,7 @@ import torch
 
 from rptrain.kernels.launch import HAS_TRITON, triton
 from rptrain.kernels.rms_norm import rms_norm_triton
+from rptrain.kernels.target import target_of
 from rptrain.kernels.toolchain_errors import explained, ptxas_fails
 
 EMPTY_PTX = ".version 6.3\n.target sm_50\n.address_size 64\n"  # for every GPU since 2014
@@ -54,10 +55,11 @@ def _empty_cache() -> Iterator[None]:
 
 def _check_ptxas(device: torch.device) -> None:
     """Ask ptxas whether it knows the GPU's architecture: LLVM ends the process for one that is too old."""
+    number = target_of(device).architecture
+    if not isinstance(number, int):  # no GPU of NVIDIA
+        return
     from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 
-    major, minor = torch.cuda.get_device_capability(device)
-    number = 10 * major + minor
     path, name = get_ptxas(number).path, sm_arch_from_capability(number)
     with TemporaryDirectory() as folder:
         source, target = f"{folder}/empty.ptx", f"{folder}/empty.cubin"

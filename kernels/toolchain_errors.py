@@ -15,6 +15,7 @@ import torch
 
 from rptrain.kernels import with_triton
 from rptrain.kernels.launch import HAS_TRITON, triton
+from rptrain.kernels.target import read
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.text import as_message
 
@@ -123,14 +124,14 @@ def _modules(error: BaseException) -> set[str]:
 
 
 def _no_image() -> ToolchainError:
-    major, minor = torch.cuda.get_device_capability()
+    target = read()
     built = torch.cuda.get_arch_list()
     problem = (
-        f"torch {torch.__version__} has no kernels for this GPU ({torch.cuda.get_device_name()}, sm_{major}{minor}), "
+        f"torch {torch.__version__} has no kernels for this GPU ({torch.cuda.get_device_name()}, {target.name}), "
         f"only for {', '.join(built)}"
     )
     numbers = [int(name[3:]) for name in built if name[3:].isdigit()]
-    older = bool(numbers) and 10 * major + minor < min(numbers)
+    older = isinstance(target.architecture, int) and bool(numbers) and target.architecture < min(numbers)
     which = "for an older CUDA, such as 12.6" if older else "for a newer CUDA"
     return ToolchainError(problem, f"install a build of torch {which} (https://pytorch.org/get-started/locally)")
 

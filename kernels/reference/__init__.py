@@ -1,1 +1,1 @@
-"""Every operation in plain PyTorch: the oracle of the kernels, and what runs without CUDA."""
+"""Every operation in plain PyTorch: the reference of the kernels, and what runs without CUDA."""

@@ -1,17 +1,16 @@
-"""Every operation in plain PyTorch: the oracle, the path of the CPU and of dtypes without a fused kernel.
+"""Every operation in plain PyTorch: the reference, the path of the CPU and of dtypes without a fused kernel.
 
 Forward and explicit backward, for bfloat16, float16, float32 and float64, on any device. Inside, 16-bit types
 are upcast to float32; results are rounded once, or where Hugging Face's modelling code rounds. Suffixes are
 those of models/layer.py; R rows and L tokens a row, G = H / K query heads a key head.
 """
 
-from typing import NamedTuple
-
-import torch
+from rptrain.kernels.batch import IGNORED
+from rptrain.kernels.batch import Rotation
 from torch import Tensor
 from torch.nn import functional as F
-
-from rptrain.kernels.batch import IGNORED, Rotation
+from typing import NamedTuple
+import torch
 
 QUERIES = 256  # of a row at a time: bounds the scores held in attention
 

@@ -1,4 +1,4 @@
-"""Dropout's mask in plain PyTorch integers: the oracle of kernels/dropout.py, with the same bits."""
+"""Dropout's mask in plain PyTorch integers: the reference of kernels/dropout.py, with the same bits."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""FP8 (e4m3) by rows in plain PyTorch: the oracle of kernels/fp8.py, and what runs without CUDA."""
+"""FP8 (e4m3) by rows in plain PyTorch: the reference of kernels/fp8.py, and what runs without CUDA."""
 
 import torch
 from torch import Tensor

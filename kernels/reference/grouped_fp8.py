@@ -1,4 +1,4 @@
-"""Grouped products in FP8 in plain PyTorch: the oracle of kernels/grouped_fp8.py, and what runs without CUDA.
+"""Grouped products in FP8 in plain PyTorch: the reference of kernels/grouped_fp8.py, and what runs without CUDA.
 
 Suffixes as in kernels/reference/moe.py; P is the length of the segments, one for each expert that has rows.
 """

@@ -1,4 +1,4 @@
-"""Mixtures of experts in plain PyTorch: the oracle of kernels/moe.py, moe_rows.py and grouped.py.
+"""Mixtures of experts in plain PyTorch: the reference of kernels/moe.py, moe_rows.py and grouped.py.
 
 Suffixes: T tokens, E experts, X experts of a token, N = T * X routed rows, sorted by expert; K and M inner and outer
 size of a product.

@@ -1,4 +1,4 @@
-"""Dequantizing 4- and 8-bit weights in plain PyTorch: the oracle of kernels/quant.py, and what runs without CUDA."""
+"""Dequantizing 4- and 8-bit weights in plain PyTorch: the reference of kernels/quant.py, and what runs without CUDA."""
 
 import torch
 from torch import Tensor

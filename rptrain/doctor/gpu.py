@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rptrain.doctor.checks import Check, check
 from rptrain.doctor.failures import FAILURES, failed
+from rptrain.engine.devices.accelerator import accelerator
 from rptrain.engine.page_locking import page_locked
 from rptrain.planner.gpus import unusable
 from rptrain.planner.hardware import check_alike
@@ -125,7 +126,7 @@ def _look(driver: Driver, index: int) -> Gpu:
         f"cuda:{index}",
         properties.name,
         properties.total_memory,
-        f"{properties.major}.{properties.minor}",
+        accelerator(index).target.version,
         driver.version,
         None if handle is None else driver.link(handle),
         rates,

@@ -10,11 +10,11 @@ from torch import Tensor
 from rptrain.bench import clock
 from rptrain.doctor.checks import Check, check
 from rptrain.doctor.failures import FAILURES, failed
+from rptrain.engine.devices.accelerator import accelerator
 from rptrain.kernels import fp8, fp8_products
 from rptrain.kernels.launch import HAS_TRITON
 from rptrain.kernels.toolchain_errors import explain
 from rptrain.planner import rates as kept
-from rptrain.planner.hardware import FP8_CAPABILITY
 from rptrain.planner.rates import GpuRates, Versions
 from rptrain.schedule.machine import MeasuredRates, Rates, card_named
 from rptrain.utils.nvml import Driver
@@ -69,12 +69,12 @@ def _examine(index: int, used: int | None, compiles: bool) -> tuple[Check | None
         advice = "run rptrain doctor again when nothing else uses the GPU: plans are made with measured rates"
         return check(subject, f"not measured: other work uses the GPU {used}% of the time", advice, used=used), None
     try:
-        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+        gpu = accelerator(index)
         with torch.cuda.device(index):
-            with_fp8 = HAS_TRITON and compiles and capability >= FP8_CAPABILITY
+            with_fp8 = HAS_TRITON and compiles and gpu.target.has_fp8
             rates = measure(torch.device("cuda", index), with_fp8=with_fp8)
             torch.cuda.empty_cache()
-        found = GpuRates(kept.uuid(index), name, Versions.here(), MeasuredRates(rates, date.today().isoformat()))
+        found = GpuRates(kept.uuid(index), gpu.name, Versions.here(), MeasuredRates(rates, date.today().isoformat()))
     except FAILURES as error:
         if not compiles and explain(error) is not None:
             return None, None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rptrain.engine.devices.accelerator import listed
 from rptrain.planner import rates
 from rptrain.utils.errors import UserError
 from rptrain.utils.nvml import Driver
@@ -15,7 +16,6 @@ from rptrain.utils.text import counted
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HIDING = ("", "-1", "none", "nodevfiles")  # its values that hide all GPUs on purpose; Slurm writes the last one
 ON_CPU = '"cpu:2" is two workers on the CPU'
-LEAST_CAPABILITY = (7, 0)  # older cards are for displays, and Triton supports none of them
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def unusable() -> Unusable | None:
                 "update of the driver"
             )
             return Unusable(f"NVIDIA's driver fails ({driver.problem})", advice)
-        names = [gpu.name for gpu in driver.gpus() if gpu.capability >= LEAST_CAPABILITY]
+        names = [gpu.name for gpu in listed(driver) if gpu.target.triton]  # older ones are for displays
         return _why(names, driver) if names else None
 
 

@@ -5,12 +5,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 import torch
 
 from rptrain.config.schema import Config, Engine
+from rptrain.engine.devices.accelerator import Accelerator, accelerator
 from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.failures import gpu_failure
@@ -26,7 +27,6 @@ from rptrain.utils.units import format_bytes
 
 MARGIN = 256 << 20  # bytes of a GPU that stay unused without a limit: displays, growth of other processes
 PROGRAM = 384 << 20  # bytes of a training process without everything planned, for hypothetical machines
-FP8_CAPABILITY = (8, 9)  # the least with FP8 matrix units
 # Why a plan has its card: it is in this machine, a flag names it or a run was measured on it, or else it is assumed.
 CardSource = Literal["this machine", "--card", "--timings", "assumed"]
 CONTEXT = 512 << 20  # bytes of a CUDA context on a hypothetical GPU, and where it cannot be measured
@@ -233,25 +233,22 @@ def installed_for(nbytes: int, gpus: int) -> int:
 def check_fp8(devices: Iterable[str]) -> None:
     """Raises UserError if a GPU among these devices has no products of FP8 matrices."""
     for name in (name for name in devices if name.startswith("cuda")):
-        major, minor = torch.cuda.get_device_capability(name)
-        if (major, minor) < FP8_CAPABILITY:
+        target = accelerator(name).target
+        if not target.has_fp8:
             raise UserError(
-                f"engine.fp8 needs GPUs of compute capability {'.'.join(map(str, FP8_CAPABILITY))} or more (RTX 4090, "
-                f"L40S, H100 and newer), and {name} has {major}.{minor}: remove engine.fp8, or leave {name} out of "
-                "engine.devices"
+                "engine.fp8 needs GPUs of compute capability 8.9 or more (RTX 4090, L40S, H100 and newer), and "
+                f"{name} has {target.version}: remove engine.fp8, or leave {name} out of engine.devices"
             )
 
 
 def check_alike(text: str, devices: Sequence[str]) -> None:
     """Raises UserError if the GPUs among the devices that engine.devices = `text` names are of different models.
 
-    A plan has one time for each stage, on any device. Models are equal only if the names and compute capabilities are.
+    A plan has one time for each stage, on any device. Models are equal only if the names and architectures are.
     """
-    models: dict[str, list[str]] = {}
+    models: dict[Accelerator, list[str]] = {}
     for name in (name for name in devices if name.startswith("cuda")):
-        found = torch.cuda.get_device_properties(name)
-        model = f"{found.name}, compute capability {found.major}.{found.minor}"
-        models.setdefault(model, []).append(name.removeprefix("cuda:"))
+        models.setdefault(accelerator(name), []).append(name.removeprefix("cuda:"))
     if len(models) > 1:
         most_first = sorted(models.items(), key=lambda item: -len(item[1]))
         choices = [f'engine.devices = "cuda:{",".join(indices)}" ({model})' for model, indices in most_first]
@@ -320,18 +317,18 @@ def machine(devices: Sequence[str], threads: int | None = None) -> Machine:
     properties = torch.cuda.get_device_properties(devices[0])
     card = card_named(properties.name)
     if card is None:
-        card = Card(properties.name, properties.total_memory, _guessed_peak(properties), 1000 * GB, 25 * GB)
+        peak = _guessed_peak(accelerator(devices[0]), properties.multi_processor_count)
+        card = Card(properties.name, properties.total_memory, peak, 1000 * GB, 25 * GB)
     card, links = replace(card, measured=measured_rates(devices)), measured_links(devices)
     if links is None:
         return Machine(card, len(devices), host, threads)
     return Machine(replace(card, pcie=links.alone), len(devices), host, threads, links.together, links.date)
 
 
-def _guessed_peak(properties: Any) -> Rates:
+def _guessed_peak(found: Accelerator, multiprocessors: int) -> Rates:
     """Rates of a card without a profile: a multiprocessor of recent cards reaches about 1 TFLOP/s in bfloat16."""
-    rate = float(properties.multi_processor_count)
-    has_fp8 = (properties.major, properties.minor) >= FP8_CAPABILITY
-    return Rates(rate, 2 * rate if _is_geforce(properties.name) else rate, 2 * rate if has_fp8 else None)
+    rate = float(multiprocessors)
+    return Rates(rate, 2 * rate if _is_geforce(found.name) else rate, 2 * rate if found.target.has_fp8 else None)
 
 
 def sums_at_half_rate(card: Card) -> bool:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,6 +72,14 @@ def test_the_process_answers(two_gpus, monkeypatch, capsys):
     assert (third["subject"], third["status"], third["figures"]) == ("cuda:2 kernels", "ok", {"runs": True})
 
 
+def old_gpu(monkeypatch):
+    """A GPU of an architecture that torch has no kernels for."""
+    found = SimpleNamespace(name="a GPU", major=6, minor=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: found)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: found.name)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
+
+
 def test_the_report_is_whole_whatever_fails(two_gpus, process, monkeypatch, tmp_path):
     """No function of torch, Triton or the system works; torch has no kernels, which the report says once per GPU."""
     said = "CUDA error: no kernel image is available for execution on the device"
@@ -83,8 +92,7 @@ def test_the_report_is_whole_whatever_fails(two_gpus, process, monkeypatch, tmp_
 
     process("raise SystemExit(3)")
     monkeypatch.setattr(cache, "default_folder", lambda: tmp_path / "cache")
-    for name in ("get_device_capability", "get_device_name", "get_arch_list"):
-        monkeypatch.setattr(torch.cuda, name, {"get_arch_list": list}.get(name, lambda device=None: (6, 1)))
+    old_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     monkeypatch.setattr(products.kept, "uuid", str)
     monkeypatch.setattr(products, "measure", failing(RuntimeError(said)))
@@ -111,8 +119,7 @@ def test_products_fail_for_want_of_kernels(two_gpus, monkeypatch):
     def measure(device, *, with_fp8):
         raise RuntimeError(said)
 
-    for name in ("get_device_capability", "get_device_name", "get_arch_list"):
-        monkeypatch.setattr(torch.cuda, name, {"get_arch_list": list}.get(name, lambda device=None: (6, 1)))
+    old_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     monkeypatch.setattr(products, "measure", measure)
     (found,) = products.examine([None, None], [True, False])

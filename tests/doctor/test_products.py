@@ -12,6 +12,7 @@ from rptrain.data import cache
 from rptrain.doctor import examine as whole
 from rptrain.doctor import kernels, links, products
 from rptrain.doctor.checks import Check, check
+from rptrain.kernels import target
 from rptrain.planner.rates import GpuRates, LinkRates, Versions, load
 from rptrain.schedule.machine import MeasuredRates, Rates
 from rptrain.utils.nvml import GpuStatus
@@ -90,15 +91,15 @@ def two_gpus(monkeypatch):
         return Rates(140, 280, 250 if with_fp8 else None)
 
     names = {0: "NVIDIA GeForce RTX 4090", 1: "Quadro"}
-    properties = {i: SimpleNamespace(uuid=f"uuid-{i}", name=name, major=8, minor=9) for i, name in names.items()}
+    properties = {
+        i: SimpleNamespace(uuid=f"uuid-{i}", name=name, major=8, minor=(9, 6)[i]) for i, name in names.items()
+    }
     monkeypatch.setattr(products, "Driver", Driver)
     monkeypatch.setattr(products, "measure", measure)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device", lambda index: Driver())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: ("NVIDIA GeForce RTX 4090", "Quadro")[index])
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: ((8, 9), (8, 6))[index])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[int(str(index)[-1])])
     monkeypatch.setattr(products, "HAS_TRITON", True)
     compiled = [check(f"cuda:{index} kernels", "compiled", runs=True) for index in range(2)]
@@ -243,5 +244,5 @@ def test_the_links_that_are_here(monkeypatch):
 @pytest.mark.gpu
 def test_a_gpu_that_is_here(monkeypatch):
     monkeypatch.undo()
-    found = products.measure(torch.device("cuda", 0), with_fp8=torch.cuda.get_device_capability(0) >= (8, 9))
+    found = products.measure(torch.device("cuda", 0), with_fp8=target.read(0).has_fp8)
     assert 1 < found.bf16 < 5000 and 1 < found.fp16 < 5000

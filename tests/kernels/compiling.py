@@ -14,8 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rptrain.kernels.launch import FIXED_OPTIONS
+from rptrain.kernels.target import named
+from rptrain.kernels.toolchain_errors import TritonError
+
 SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}  # bytes of a block
 ARCHITECTURES = tuple(SHARED)
+AMD = ("gfx942", "gfx1100", "gfx1201")
 FP8_CARDS = (89, 90, 120)
 SUMS = re.compile(r"mma\S*\.m\d+n\d+k\d+(?:\.row\.col)?\.(\w+)")
 ADDS = re.compile(r"\badd(?:\.\w+)*\.f32(?:x2)?\b")
@@ -35,14 +40,13 @@ class Variant:
     signature: dict[str, str]
     constants: dict[str, Any]
     options: dict[str, int] = field(default_factory=dict)  # num_warps, num_stages
-    architectures: tuple[int, ...] = ARCHITECTURES
+    architectures: tuple[int | str, ...] = (*ARCHITECTURES, *AMD)
     stack: int = 0
     half_sums: bool = False
     promoted: bool = False
 
 
-def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
-    """Registers, stack and shared bytes of a variant."""
+def _compile(variant: Variant, architecture: int | str) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -54,7 +58,15 @@ def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
     pointers = [i for i, name in enumerate(kernel.arg_names) if types[name].startswith("*")]
     aligned = {(i,): [["tt.divisibility", 16]] for i in pointers}
     source = ASTSource(fn=kernel, signature=types, constexprs=variant.constants, attrs=aligned)
-    result = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=variant.options)
+    target = GPUTarget("hip" if isinstance(architecture, str) else "cuda", architecture, named(architecture).warp_size)
+    return triton.compile(source, target=target, options=FIXED_OPTIONS | variant.options)
+
+
+def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
+    """Registers, stack and shared bytes of a variant."""
+    import triton
+
+    result = _compile(variant, architecture)
     binaries = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(result.asm["cubin"])
@@ -63,7 +75,7 @@ def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
     usage = re.search(r"REG:(\d+) STACK:(\d+)", report.stdout)
     assert usage is not None, report.stdout + report.stderr
     return {
-        "kernel": kernel.__name__,
+        "kernel": variant.kernel.__name__,
         "architecture": architecture,
         "registers": int(usage[1]),
         "stack": int(usage[2]),
@@ -77,17 +89,37 @@ def compiled(variant: Variant, architecture: int) -> dict[str, Any]:
     }
 
 
-def compiled_variants(architecture: int, operations: list[str], once: bool) -> tuple[list[str], list[dict[str, Any]]]:
-    """Compile all variants of tests/kernels/variants_OPERATION.py for an architecture such as 89, or with `once` the
-    first of each kernel. Returns the names of all kernels, and what each variant uses.
+def compiled_for_amd(variant: Variant, architecture: str) -> dict[str, Any]:
+    """Threads and shared bytes of a variant, and what Triton's backend says if it cannot compile it or has no such
+    option; registers are not looked at.
+    """
+    from triton.backends.amd.compiler import HIPOptions
+
+    usage = {"kernel": variant.kernel.__name__, "architecture": architecture, "error": None}
+    unknown = (FIXED_OPTIONS | variant.options).keys() - HIPOptions.__dataclass_fields__.keys()
+    if unknown:
+        return usage | {"error": f"unknown options: {', '.join(sorted(unknown))}"}
+    try:
+        metadata = _compile(variant, architecture).metadata
+    except (RuntimeError, TritonError) as error:
+        return usage | {"error": f"{type(error).__name__}: {error}"}
+    return usage | {"shared": metadata.shared, "threads": metadata.num_warps * metadata.warp_size}
+
+
+def compiled_variants(
+    architecture: int | str, operations: list[str], once: bool
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Compile all variants of tests/kernels/variants_OPERATION.py for an architecture such as 89 or "gfx942", or with
+    `once` the first of each kernel. Returns the names of all kernels, and what each variant uses.
     """
     modules = [importlib.import_module(f"tests.kernels.variants_{operation}") for operation in operations]
     variants: list[Variant] = [variant for module in modules for variant in module.VARIANTS]
+    compile_one: Any = compiled_for_amd if isinstance(architecture, str) else compiled
     done: set[Any] = set()
     found = []
     for variant in variants:
         if architecture in variant.architectures and not (once and variant.kernel in done):
-            found.append(compiled(variant, architecture))
+            found.append(compile_one(variant, architecture))
             done.add(variant.kernel)
     return sorted({variant.kernel.__name__ for variant in variants}), found
 

@@ -1,4 +1,4 @@
-"""What a kernel's result is held against: the oracle in float64, and the oracle's own error in the kernel's type."""
+"""What a kernel's result is compared with: the reference in float64, and the reference's error in the kernel's type."""
 
 import pytest
 import torch
@@ -24,11 +24,11 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     assert error <= 1e-5 * max(theirs.abs().max().item(), 1), error
 
 
-def no_worse(ours: Tensor, oracle: Tensor, theirs: Tensor) -> None:
-    """As near to float64's result as the oracle is, within half as much again or 2 units in the last place."""
+def no_worse(ours: Tensor, reference: Tensor, theirs: Tensor) -> None:
+    """As near to float64's result as the reference is, within half as much again or 2 units in the last place."""
     if ours.dtype == torch.float32:
         return close(ours, theirs)
-    error, allowed = ((x.double() - theirs).abs() for x in (ours, oracle))
+    error, allowed = ((x.double() - theirs).abs() for x in (ours, reference))
     unit = torch.finfo(ours.dtype).eps * theirs.abs().max().item()
     assert error.max() <= max(1.5 * allowed.max().item(), unit), (error.max(), allowed.max())
     # and on the whole: a systematic error would hide behind the largest

@@ -1,4 +1,4 @@
-"""Every kernel compiles for every supported GPU, without spilling and inside the card's shared memory."""
+"""Every kernel compiles for every supported GPU, without spilling and inside the card's shared memory; and for AMD."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernels.compiling import ARCHITECTURES
+from tests.kernels.compiling import AMD, ARCHITECTURES
 
 OPERATIONS = sorted(path.stem.removeprefix("variants_") for path in Path(__file__).parent.glob("variants_*.py"))
 FIRST = {
@@ -20,10 +20,13 @@ FIRST = {
     "half": 80,
     "requantize": 89,
 }  # the first architecture with the matrix units that an operation needs
+WITHOUT_FEATURE = ("fp8", "grouped_fp8", "half", "requantize")  # kernels of features that no target of AMD has
+NOT_FOR_AMD = {("rope", "_backward"): "unknown options: maxnreg"}  # kernels that Triton cannot compile for AMD, and why
+AMD_SHARED, AMD_THREADS = 64 << 10, 1024  # bytes and threads of a program
 pytest.importorskip("triton")
 
 Answer = tuple[list[str], list[dict[str, Any]]]
-Compiler = Callable[[int, list[str], bool], Answer]
+Compiler = Callable[[int | str, list[str], bool], Answer]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def compiler() -> Iterator[Compiler]:
         assert child.stdin is not None and child.stdout is not None
         requests, answers = child.stdin, child.stdout
 
-        def ask(architecture: int, operations: list[str], once: bool) -> Answer:
+        def ask(architecture: int | str, operations: list[str], once: bool) -> Answer:
             requests.write(json.dumps([architecture, operations, once]) + "\n")
             requests.flush()
             if not (answer := answers.readline()):
@@ -67,6 +70,20 @@ def test_each_kernel_compiles(compiler):
 )
 def test_every_variant_compiles(operation, architecture, compiler):
     check(*compiler(architecture, [operation], False))
+
+
+@pytest.mark.amd
+@pytest.mark.parametrize("architecture", AMD)
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in WITHOUT_FEATURE])
+def test_every_variant_compiles_for_amd(operation, architecture, compiler):
+    """That the compiler accepts it, with as much shared memory and as many threads as a program can have: no more."""
+    kernels, found = compiler(architecture, [operation], False)
+    for usage in found:
+        expected = NOT_FOR_AMD.get((operation, usage["kernel"]))
+        assert usage["error"] == expected, usage
+        if expected is None:
+            assert usage["shared"] <= AMD_SHARED and usage["threads"] <= AMD_THREADS, usage
+    assert kernels and {usage["kernel"] for usage in found} == set(kernels)
 
 
 def check(kernels: list[str], found: list[dict[str, Any]]) -> None:

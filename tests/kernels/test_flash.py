@@ -1,4 +1,4 @@
-"""The attention kernels against the oracle: documents, windows, sinks, head sizes, strides, and equal bits."""
+"""The attention kernels against the reference: documents, windows, sinks, head sizes, strides, and equal bits."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from rptrain.kernels import flash
 from rptrain.kernels.flash import Passes, Tiles, backward_triton, forward_triton
 from rptrain.kernels.half import scaled_heads
 from rptrain.kernels.reference import dense as reference
+from rptrain.kernels.target import nvidia, read
 from tests.kernels.exact import close, random
 
 fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
@@ -42,7 +43,7 @@ def ours(given, mb, window, passes, half_sums=False, scale=None):
     return results if dsinks is None else results | {"dsinks": dsinks}
 
 
-def oracle(given, mb, window, scale=None):
+def by_reference(given, mb, window, scale=None):
     q, k, v, dout, sinks = given
     layout = (mb.positions, mb.sequences, mb.length, window)
     out, lse = reference.attention(q, k, v, *layout, sinks, scale=scale)
@@ -54,10 +55,10 @@ def oracle(given, mb, window, scale=None):
 
 def check(given, mb, window, passes, scale=None) -> None:
     """In float32 within 1e-5. Else the products' operands are rounded, the probabilities too: a unit in the last place
-    of the largest value, and on the whole three times the error of the oracle, which rounds only results.
+    of the largest value, and on the whole three times the error of the reference, which rounds only results.
     """
-    wide = oracle([None if x is None else x.double() for x in given], mb, window, scale)
-    theirs = oracle(given, mb, window, scale)
+    wide = by_reference([None if x is None else x.double() for x in given], mb, window, scale)
+    theirs = by_reference(given, mb, window, scale)
     for name, result in ours(given, mb, window, passes, scale=scale).items():
         if given[0].dtype == fp32 or name == "lse":
             close(result, wide[name])
@@ -70,7 +71,7 @@ def check(given, mb, window, passes, scale=None) -> None:
 
 
 def accelerated(passes: Passes, device: str) -> Passes:
-    if device == "cuda" and torch.cuda.get_device_capability()[0] < 9:
+    if device == "cuda" and not read().tma:
         pytest.skip("this GPU has no tensor memory accelerator")
     return passes._replace(tma=True)
 
@@ -136,7 +137,7 @@ def test_scores_far_from_zero(micro_batch, device) -> None:
     low = (-40 * torch.ones_like(q), 20 + k)
     for scored in ((40 * q, 5 * k, sinks - 300), (40 * q, 5 * k, sinks + 300), (*low, None)):
         given = [*scored[:2], v, dout, scored[2]]
-        theirs = oracle([None if x is None else x.double() for x in given], mb, None)
+        theirs = by_reference([None if x is None else x.double() for x in given], mb, None)
         for name, result in ours(given, mb, None, SMALL).items():
             error = (result.double() - theirs[name]).abs().max()
             assert error <= 1e-3 * max(theirs[name].abs().max().item(), 1), (name, error)
@@ -205,5 +206,6 @@ def test_padded_ends_of_documents(micro_batch, device) -> None:
 @pytest.mark.parametrize("dtype", [bf16, fp32])
 @pytest.mark.parametrize("size", [36, 64, 80, 128, 256, 512])
 def test_a_table_for_every_card(size, dtype) -> None:
-    found = {flash.tiles(dtype, size, card) for card in ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))}
+    cards = (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)
+    found = {flash.tiles(dtype, size, nvidia(*card)) for card in cards}
     assert any(passes.tma for passes in found) == (dtype == bf16 and size != 36)

@@ -6,13 +6,14 @@ import torch
 from rptrain.kernels import flash
 from rptrain.kernels.flash import Passes, Tiles, backward_triton, forward_triton
 from rptrain.kernels.half import scaled_heads
+from rptrain.kernels.target import nvidia
 from tests.cases import long
-from tests.kernels.test_flash import LONGER, SMALL, WIDER, accelerated, bf16, fp16, oracle, ours, tensors
+from tests.kernels.test_flash import LONGER, SMALL, WIDER, accelerated, bf16, by_reference, fp16, ours, tensors
 
 
 def errors(given, mb, window, passes, half_sums):
     """Relative errors by result, in the norm of all its values."""
-    wide = oracle([None if x is None else x.double() for x in given], mb, window)
+    wide = by_reference([None if x is None else x.double() for x in given], mb, window)
     found = ours(given, mb, window, passes, half_sums)
     return {name: ((found[name].double() - x).norm() / x.norm()).item() for name, x in wide.items()}
 
@@ -75,7 +76,7 @@ def test_outliers_in_some_tokens_and_channels(micro_batch, device) -> None:
     v[14:] *= 1e-2
     given, mb = [q, k, v, dout, None], micro_batch(documents, device)
     check(given, mb)
-    wide = oracle([None if x is None else x.double() for x in given], mb, None)
+    wide = by_reference([None if x is None else x.double() for x in given], mb, None)
     found = ours(given, mb, None, SMALL, True)
     for name in ("out", "dv"):  # gradients of scores cancel out in some tokens
         error = (found[name].double() - wide[name]).flatten(1).norm(dim=1)
@@ -130,7 +131,7 @@ def test_equal_bits_every_time_and_into_views(micro_batch, device) -> None:
 def test_a_table_for_every_card() -> None:
     for card in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)):
         for size in (36, 64, 128):
-            passes = flash.tiles(bf16, size, card, half_sums=True)
+            passes = flash.tiles(bf16, size, nvidia(*card), half_sums=True)
             assert max(passes.forward.keys, passes.dq.keys, passes.dkdv.queries) <= 128  # terms of a sum
 
 

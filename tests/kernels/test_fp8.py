@@ -9,6 +9,7 @@ from rptrain.kernels import cublaslt, fp8, fp8_products
 from rptrain.kernels.fp8 import FP8, Rows
 from rptrain.kernels.linear import accumulate_weight_grad, linear, linear_backward, linear_backward_input
 from rptrain.kernels.reference import fp8 as reference
+from rptrain.kernels.target import nvidia
 from tests.kernels.exact import random
 from tests.kernels.interpreter import E4M3, to_e4m3
 
@@ -235,14 +236,16 @@ def test_no_rows(device) -> None:
 def test_libraries_by_compute_capability_and_cuda() -> None:
     both = (torch.bfloat16, torch.float32)
     found = {(8, 0): (), (8, 6): (), (8, 9): both[:1], (9, 0): both, (10, 0): both[:1], (11, 0): (), (12, 0): ()}
-    assert {card: fp8_products._library(card, (13, 0)) for card in found} == found
-    assert fp8_products._library((9, 0), (12, 9)) == both and fp8_products._library((9, 0), (12, 8)) == both[:1]
+    assert {card: fp8_products._library(nvidia(*card), (13, 0)) for card in found} == found
+    hopper = nvidia(9, 0)
+    assert fp8_products._library(hopper, (12, 9)) == both and fp8_products._library(hopper, (12, 8)) == both[:1]
 
 
 def test_products_that_are_added_by_compute_capability_cuda_and_library(monkeypatch) -> None:
     monkeypatch.setattr(cublaslt, "_library", object)
     cards = (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)
-    assert [card for card in cards if cublaslt.has_products(card, (13, 0))] == [(9, 0)]
-    assert cublaslt.has_products((9, 0), (12, 9)) and not cublaslt.has_products((9, 0), (12, 8))
+    assert [card for card in cards if cublaslt.has_products(nvidia(*card), (13, 0))] == [(9, 0)]
+    hopper = nvidia(9, 0)
+    assert cublaslt.has_products(hopper, (12, 9)) and not cublaslt.has_products(hopper, (12, 8))
     monkeypatch.setattr(cublaslt, "_library", lambda: None)
-    assert not cublaslt.has_products((9, 0), (13, 0))
+    assert not cublaslt.has_products(hopper, (13, 0))

@@ -1,4 +1,4 @@
-"""Weights to FP8 on the host: the native code gives the oracle's bits."""
+"""Weights to FP8 on the host: the native code gives the reference's bits."""
 
 import pytest
 import torch

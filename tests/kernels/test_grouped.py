@@ -1,4 +1,4 @@
-"""Grouped products and their gradients against the oracle: empty experts, one expert, odd sizes, either layout."""
+"""Grouped products and their gradients against the reference: empty experts, one expert, odd sizes, either layout."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rptrain.kernels import grouped
 from rptrain.kernels.grouped import Tiles
-from rptrain.kernels.reference import moe as oracle
+from rptrain.kernels.reference import moe as reference
 from tests.kernels.exact import close, dtypes, no_worse, random
 
 CASES = [  # rows of each expert; inner and outer size; whether weights are stored as [E, out, in]
@@ -43,12 +43,12 @@ def test_product(counts, inner, outer, dtype, transposed, device) -> None:
     w, bias = stored(len(counts), inner, outer, dtype, device, transposed), random((len(counts), outer), dtype, device)
     for given in (bias, None):
         ours = grouped.grouped_mm_triton(x, w, at, given)
-        exact = oracle.grouped_mm(x.double(), w.double(), at, None if given is None else given.double())
+        exact = reference.grouped_mm(x.double(), w.double(), at, None if given is None else given.double())
         no_worse(ours, exact.to(dtype), exact)
         assert torch.equal(ours, grouped.grouped_mm_triton(x, w, at, given))
     plain = grouped.grouped_mm_triton(x, w, at)
     expected = plain.clone()
-    for expert, rows in oracle.groups(at):
+    for expert, rows in reference.groups(at):
         expected[rows] += bias[expert]
     assert torch.equal(grouped.add_bias_triton(plain, bias, at), expected)
 
@@ -59,11 +59,11 @@ def test_adding_a_product(counts, inner, outer, dtype, transposed, device) -> No
     x, at = random((sum(counts), inner), dtype, device), ends(counts, device)
     w = stored(len(counts), inner, outer, dtype, device, transposed)
     before = random((sum(counts), outer), dtype, device, 2)
-    exact = before.double() + oracle.grouped_mm(x.double(), w.double(), at, None)
+    exact = before.double() + reference.grouped_mm(x.double(), w.double(), at, None)
     ours, plain = before.clone(), before.clone()
     grouped.grouped_mm_add_triton(x, w, at, ours)
     no_worse(ours, exact.to(dtype), exact)
-    oracle.grouped_mm_add(x, w, at, plain)
+    reference.grouped_mm_add(x, w, at, plain)
     no_worse(plain, exact.to(dtype), exact)
 
 
@@ -77,7 +77,7 @@ def test_gradients_add_up_in_float32_and_leave_empty_experts(counts, inner, oute
     )
     before = stored(len(counts), inner, outer, torch.float32, device, transposed)
     exact = before.double()
-    oracle.grouped_weight_grad(exact, x.double(), dy.double(), at)
+    reference.grouped_weight_grad(exact, x.double(), dy.double(), at)
     runs = [before.clone(), before.clone()]
     for acc in runs:
         grouped.grouped_weight_grad_triton(acc, x, dy, at)
@@ -87,7 +87,7 @@ def test_gradients_add_up_in_float32_and_leave_empty_experts(counts, inner, oute
     bias = random((len(counts), outer), torch.float32, device, 2)
     ours, exact = bias.clone(), bias.double()
     grouped.grouped_bias_grad_triton(ours, dy, at)
-    oracle.grouped_bias_grad(exact, dy.double(), at)
+    reference.grouped_bias_grad(exact, dy.double(), at)
     close(ours, exact)
     for expert, count in enumerate(counts):
         if not count:
@@ -101,9 +101,9 @@ def test_rows_may_be_part_of_a_wider_tensor(device) -> None:
     ours, acc = grouped.grouped_mm_triton(wide[:, 16:24], w, at), torch.zeros_like(w)
     grouped.grouped_weight_grad_triton(acc, wide[:, 16:24], dy, at)
     expected = torch.zeros_like(w)
-    oracle.grouped_weight_grad(expected, wide[:, 16:24], dy, at)
+    reference.grouped_weight_grad(expected, wide[:, 16:24], dy, at)
     close(acc, expected)
-    close(ours, oracle.grouped_mm(wide[:, 16:24], w, at, None))
+    close(ours, reference.grouped_mm(wide[:, 16:24], w, at, None))
 
 
 @dtypes
@@ -113,5 +113,5 @@ def test_what_the_gpu_chooses(dtype, device, monkeypatch) -> None:
     x, at = random((50, 64), dtype, device), ends([20, 0, 30], device)
     w, bias = random((3, 64, 32), dtype, device), random((3, 32), dtype, device)
     for weight in (w, w.mT.contiguous().mT):
-        exact = oracle.grouped_mm(x.double(), weight.double(), at, bias.double())
-        no_worse(grouped.grouped_mm(x, weight, at, bias), oracle.grouped_mm(x, weight, at, bias), exact)
+        exact = reference.grouped_mm(x.double(), weight.double(), at, bias.double())
+        no_worse(grouped.grouped_mm(x, weight, at, bias), reference.grouped_mm(x, weight, at, bias), exact)

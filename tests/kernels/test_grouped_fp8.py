@@ -7,7 +7,7 @@ from torch import Tensor
 from rptrain.kernels import fp8, fp8_products, grouped_fp8, moe
 from rptrain.kernels.fp8 import FP8Weight, Rows
 from rptrain.kernels.reference import fp8 as by_row
-from rptrain.kernels.reference import grouped_fp8 as oracle
+from rptrain.kernels.reference import grouped_fp8 as reference
 from rptrain.kernels.reference import moe as exactly
 from tests.cases import long
 from tests.kernels.exact import random
@@ -74,7 +74,7 @@ def test_codes_in_segments(counts, dtype, device) -> None:
     codes = fp8.quantize_rows(x).codes
     turned = [f(codes, ends).float() for f in (grouped_fp8.transpose, grouped_fp8.transpose_triton)]
     used = 0
-    for expert, rows, at in oracle._segments(ends, grouped_fp8.SEGMENT):
+    for expert, rows, at in reference._segments(ends, grouped_fp8.SEGMENT):
         count = rows.stop - rows.start
         expected = Rows(*by_row.quantize(x[rows].t(), factors[rows]))
         used = at + -(-count // grouped_fp8.SEGMENT) * grouped_fp8.SEGMENT
@@ -138,7 +138,7 @@ def test_gradients_of_weights_add_up_and_leave_empty_experts(counts, by_input, d
     columns = grouped_fp8.quantize_columns(a, rows.scales, ends)
     before = random((experts, a.shape[1], b.shape[1]), torch.float32, device)
     exact, close = before.double(), before.double()
-    for expert, group, at in oracle._segments(ends, grouped_fp8.SEGMENT):
+    for expert, group, at in reference._segments(ends, grouped_fp8.SEGMENT):
         codes = columns.codes[:, at : at + group.stop - group.start].double() * columns.scales[expert][:, None]
         exact[expert] += codes @ rows.codes[group].double()
         close[expert] += a[group].double().t() @ b[group].double()

@@ -50,7 +50,7 @@ def test_norms_of_queries_and_keys(function, device):
     check(lambda *sums: [function(dq, dk, dv, qkv.clone(), rotation, norm, rstd, sums)], [(6,), (6,)], device)
 
 
-def test_sinks_of_the_oracle(micro_batch, device):
+def test_sinks_of_the_reference(micro_batch, device):
     given, mb = attention(micro_batch, device)
     layout = (mb.positions, mb.sequences, mb.length, None)
     out, lse = reference.attention(*given[:3], *layout, given[4])

@@ -1,4 +1,4 @@
-"""The loss and its gradients against autograd in float64; the softmax kernel against the oracle."""
+"""The loss and its gradients against autograd in float64; the softmax kernel against the reference."""
 
 import pytest
 import torch
@@ -8,13 +8,14 @@ from torch.nn import functional as F
 from rptrain.kernels import linear_cross_entropy as lce
 from rptrain.kernels.batch import IGNORED
 from rptrain.kernels.reference.dense import cross_entropy_, wide
+from rptrain.kernels.target import Target, nvidia
 from tests.cases import long
 from tests.kernels.exact import dtypes
 
 from .autograd import LinearCrossEntropy
 
 
-def small(vocab: int, itemsize: int, gradient: bool, capability: tuple[int, int]) -> lce.Sizes:
+def small(vocab: int, itemsize: int, gradient: bool, target: Target) -> lce.Sizes:
     """Stands in for `sizes`: several blocks in a short row."""
     return lce.cut(-(-vocab // lce.ALIGNMENT) * lce.ALIGNMENT * itemsize, resident=32, keep=2, group=2)
 
@@ -23,7 +24,7 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, to
 paths = pytest.mark.parametrize(
     ("dtype", "kernel"),
     [
-        *(pytest.param(dtype, False, id=f"{dtype}-oracle") for dtype in TOLERANCES),
+        *(pytest.param(dtype, False, id=f"{dtype}-reference") for dtype in TOLERANCES),
         pytest.param(torch.float32, True, id="torch.float32-kernel"),
         long(torch.float16, True, id="torch.float16-kernel"),
         pytest.param(torch.bfloat16, True, id="torch.bfloat16-kernel"),
@@ -33,7 +34,7 @@ paths = pytest.mark.parametrize(
 
 @pytest.fixture
 def path(kernel: bool, monkeypatch, request) -> str:
-    """The device; the public functions take the oracle's or the kernel's path there, whatever it is."""
+    """The device; the public functions take the reference's or the kernel's path there, whatever it is."""
     monkeypatch.setattr(lce, "fused", lambda *tensors: kernel)
     return request.getfixturevalue("device") if kernel else "cpu"
 
@@ -164,19 +165,19 @@ def softmax(logits: Tensor, labels: Tensor, scale: float | None, device: str) ->
     return losses.cpu(), lse.cpu(), buffer[:, :vocab].cpu()
 
 
-def oracle(logits: Tensor, labels: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def by_reference(logits: Tensor, labels: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     gradient = logits.to(dtype, copy=True)
     return *cross_entropy_(gradient, labels, scale), gradient
 
 
 @dtypes
 @pytest.mark.parametrize("vocab", [1, 2, 63, 64, 257, 5000, 20011, 66000])  # one block, several, padded and not
-def test_the_kernel_is_as_exact_as_the_oracle(vocab, dtype, device) -> None:
+def test_the_kernel_is_as_exact_as_the_reference(vocab, dtype, device) -> None:
     torch.manual_seed(vocab)
     logits, labels = (4 * torch.randn(4, vocab)).to(dtype), torch.randint(vocab, (4,))
     labels[0], labels[1], labels[3] = 0, IGNORED, vocab - 1  # both ends
-    ours, theirs = softmax(logits, labels, 0.7, device), oracle(logits, labels, 0.7, dtype)
-    exact = oracle(logits, labels, 0.7, torch.float64)
+    ours, theirs = softmax(logits, labels, 0.7, device), by_reference(logits, labels, 0.7, dtype)
+    exact = by_reference(logits, labels, 0.7, torch.float64)
     for our, their, truth in zip(ours, theirs, exact, strict=True):
         error, allowed = ((x.double() - truth).abs().max() for x in (our, their))
         assert error <= 1.5 * allowed + 1e-6 * truth.abs().max()
@@ -205,7 +206,7 @@ def test_programs_take_rows_in_turn(dtype, scale, device, monkeypatch) -> None:
     vocab = 3001
     logits, labels = torch.randn(7, vocab).to(dtype), torch.randint(vocab, (7,))
     labels[[0, 3, 5]] = IGNORED
-    assert lce.sizes(vocab, dtype.itemsize, True, (9, 0)).blocks > 1
+    assert lce.sizes(vocab, dtype.itemsize, True, nvidia(9, 0)).blocks > 1
     together = softmax(logits, labels, scale, device)
     for row in range(7):
         alone = softmax(logits[row : row + 1], labels[row : row + 1], scale, device)
@@ -217,12 +218,12 @@ def test_the_target_may_be_anywhere(dtype, device, monkeypatch) -> None:
     """In each tile of a row, whether it is kept or read again, at its ends and inside."""
     monkeypatch.setattr(lce, "sizes", small)
     vocab = 1501
-    cut = lce.sizes(vocab, dtype.itemsize, True, (9, 0))
+    cut = lce.sizes(vocab, dtype.itemsize, True, nvidia(9, 0))
     assert cut.blocks > 1 and cut.kept == 2
     tile = 512 * cut.warps // dtype.itemsize
     labels = torch.tensor([min(i * tile + j, vocab - 1) for i in range(-(-vocab // tile)) for j in (0, 13, tile - 1)])
     logits = torch.randn(1, vocab).to(dtype).expand(len(labels), -1)
-    ours, theirs = softmax(logits, labels, 1.0, device), oracle(logits, labels, 1.0, torch.float64)
+    ours, theirs = softmax(logits, labels, 1.0, device), by_reference(logits, labels, 1.0, torch.float64)
     close(ours[2], theirs[2], 2 * torch.finfo(dtype).eps)
 
 
@@ -234,7 +235,7 @@ def test_the_kernel_subtracts_the_maximum(device) -> None:
     logits[3, : vocab // 2] = float("-inf")
     labels = torch.tensor([3, 4, vocab - 1, vocab - 1])
     for ours, exact in zip(
-        softmax(logits, labels, 1.0, device), oracle(logits, labels, 1.0, torch.float64), strict=True
+        softmax(logits, labels, 1.0, device), by_reference(logits, labels, 1.0, torch.float64), strict=True
     ):
         close(ours, exact, 1e-6)
 
@@ -274,7 +275,7 @@ def test_workspace_by_hand() -> None:
     ],
 )
 def test_a_row_is_cut_into_tiles(vocab, itemsize, gradient, capability, cut) -> None:
-    found = lce.sizes(vocab, itemsize, gradient, capability)
+    found = lce.sizes(vocab, itemsize, gradient, nvidia(*capability))
     assert found[:5] == cut
     bytes_of_a_tile = 512 * found.warps
     tiles = found.blocks * found.group + found.kept

@@ -7,7 +7,7 @@ from torch import Tensor
 from rptrain.kernels import dropout as kernels
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
 from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_weights
-from rptrain.kernels.reference import dropout as oracle
+from rptrain.kernels.reference import dropout as reference
 from tests.kernels.exact import close, dtypes, no_worse, random
 
 from .autograd import AddLoRA
@@ -33,16 +33,16 @@ def drop(p: float = 0.25, device: str = "cpu", length: int = 4, **changes: int) 
 def test_philox_gives_the_known_answers(rounds, word, expected) -> None:
     """Those that the authors publish with Random123, counter and key all `word`."""
     words = [torch.tensor(word)] * 6
-    found = oracle.philox(words[:4], words[4:], rounds)
+    found = reference.philox(words[:4], words[4:], rounds)
     assert " ".join(f"{each.item():08x}" for each in found) == expected
 
 
 @pytest.mark.parametrize(("tokens", "width"), [(1, 1), (9, 24), (6, 2051)])
 @pytest.mark.parametrize("p", [0.0, 0.25, 0.9])
-def test_the_kernel_draws_the_bits_of_the_oracle(tokens, width, p, device) -> None:
+def test_the_kernel_draws_the_bits_of_the_reference(tokens, width, p, device) -> None:
     where = drop(p, device)
     ours = kernels.dropout_triton(torch.ones(tokens, width, device=device), where)
-    mask = oracle.kept(tokens, width, where.numbers, where.length, where.number, where.threshold)
+    mask = reference.kept(tokens, width, where.numbers, where.length, where.number, where.threshold)
     assert torch.equal(ours != 0, mask)
     assert torch.equal(ours, torch.where(mask, torch.tensor(where.scale, device=device), 0))
 
@@ -74,8 +74,8 @@ def test_a_sample_has_its_mask_in_any_micro_batch(device) -> None:
 def test_parts_are_those_of_the_whole(monkeypatch) -> None:
     """Parts end within samples, and a row may be longer than one."""
     x, where = random((11, 70), torch.float32, "cpu"), drop(0.3)
-    mask = oracle.kept(11, 70, where.numbers, where.length, where.number, where.threshold)
-    whole = oracle.dropout(x, mask, where.scale)
+    mask = reference.kept(11, 70, where.numbers, where.length, where.number, where.threshold)
+    whole = reference.dropout(x, mask, where.scale)
     for size in (200, 30):
         monkeypatch.setattr(kernels, "PART", size)
         assert torch.equal(dropout(x, where), whole)

@@ -1,4 +1,4 @@
-"""Routing against the oracle and transformers; a whole mixture of experts, forward and every gradient."""
+"""Routing against the reference and transformers; a whole mixture of experts, forward and every gradient."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rptrain.kernels import moe
-from rptrain.kernels.reference import moe as oracle
+from rptrain.kernels.reference import moe as reference
 from rptrain.kernels.swiglu import Clamp
 from tests.kernels.exact import close, dtypes, no_worse, random
 
@@ -30,7 +30,7 @@ def test_choice(tokens, experts, active, dtype, device) -> None:
     logits = random((tokens, experts), dtype, device)
     choice = moe.choose_triton(logits, active)
     assert choice.dtype == torch.int32
-    assert torch.equal(choice, oracle.choose(logits, active))
+    assert torch.equal(choice, reference.choose(logits, active))
     assert torch.equal(logits.gather(1, choice.long()), logits.topk(active).values)
 
 
@@ -38,7 +38,7 @@ def test_equal_logits_and_nan_give_distinct_experts_lower_first(device) -> None:
     logits = torch.tensor([[1.0, 2, 2, 1, 2], [0] * 5, [float("nan")] * 5, [float("-inf"), 0, 0, 0, 0]], device=device)
     expected = [[1, 2, 4, 0], [0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3, 4]]
     assert moe.choose_triton(logits, 4).tolist() == expected
-    assert oracle.choose(logits, 4).tolist() == expected
+    assert reference.choose(logits, 4).tolist() == expected
 
 
 @shapes
@@ -46,26 +46,26 @@ def test_equal_logits_and_nan_give_distinct_experts_lower_first(device) -> None:
 @scorings
 def test_weights_and_their_gradient(tokens, experts, active, dtype, scoring, device) -> None:
     logits, dweights = random((tokens, experts), dtype, device), random((tokens, active), dtype, device, 1)
-    choice = oracle.choose(logits, active)
+    choice = reference.choose(logits, active)
     dprobs, counted = random((experts,), torch.float32, device, 2), torch.arange(tokens, device=device) % 3 > 0
-    exact, weights = oracle.route(logits.double(), choice, scoring), moe.route_triton(logits, choice, scoring)
+    exact, weights = reference.route(logits.double(), choice, scoring), moe.route_triton(logits, choice, scoring)
     assert weights.dtype == (torch.float32 if scoring.sigmoid else dtype)
-    no_worse(weights, oracle.route(logits, choice, scoring), exact)
+    no_worse(weights, reference.route(logits, choice, scoring), exact)
     for balance in ((), (dprobs,), (dprobs, counted)):
         given = (logits, choice, scoring, *balance)
-        exact = oracle.route_backward(dweights.double(), logits.double(), *given[1:])
+        exact = reference.route_backward(dweights.double(), logits.double(), *given[1:])
         ours = moe.route_backward_triton(dweights, *given)
         assert ours.dtype == dtype
-        no_worse(ours, oracle.route_backward(dweights, *given), exact)
+        no_worse(ours, reference.route_backward(dweights, *given), exact)
         assert torch.equal(ours, moe.route_backward_triton(dweights, *given))
 
 
 @scorings
 @pytest.mark.parametrize("masked", [True, False])
-def test_oracle_of_routing_against_autograd(scoring, masked) -> None:
+def test_reference_of_routing_against_autograd(scoring, masked) -> None:
     logits, dweights, dprobs = (random(shape, torch.float64, "cpu") for shape in [(9, 5), (9, 3), (5,)])
     counted = torch.arange(9) % 2 > 0 if masked else None
-    choice = oracle.choose(logits, 3)
+    choice = reference.choose(logits, 3)
     at = logits.clone().requires_grad_()
     probs, place = at.softmax(1), choice.long()
     chosen = (at.sigmoid() if scoring.sigmoid else probs).gather(1, place)
@@ -73,8 +73,8 @@ def test_oracle_of_routing_against_autograd(scoring, masked) -> None:
     balance = probs * dprobs if counted is None else probs * dprobs * counted[:, None]
     ((weights * dweights).sum() + balance.sum()).backward()
     assert at.grad is not None
-    close(oracle.route(logits, choice, scoring), weights)
-    close(oracle.route_backward(dweights, logits, choice, scoring, dprobs, counted), at.grad)
+    close(reference.route(logits, choice, scoring), weights)
+    close(reference.route_backward(dweights, logits, choice, scoring, dprobs, counted), at.grad)
 
 
 @pytest.mark.parametrize(("groups", "kept"), [(1, 1), (3, 1), (3, 2), (3, 3)])
@@ -96,13 +96,16 @@ def test_sigmoids_of_extreme_logits_are_finite(device) -> None:
         choice = torch.tensor([chosen], dtype=torch.int32, device=device)
         for scoring in (FORMS["sigmoids"], FORMS["sigmoids-over-chosen"]):
             given, dweights = (logits, choice, scoring), torch.ones(1, 2, device=device)
-            for route, back in ((oracle.route, oracle.route_backward), (moe.route_triton, moe.route_backward_triton)):
+            for route, back in (
+                (reference.route, reference.route_backward),
+                (moe.route_triton, moe.route_backward_triton),
+            ):
                 assert route(*given).isfinite().all() and back(dweights, *given).isfinite().all()
 
 
 @shapes
 def test_permutation_is_a_stable_sort(tokens, experts, active, device) -> None:
-    choice = oracle.choose(random((tokens, experts), torch.float32, device), active)
+    choice = reference.choose(random((tokens, experts), torch.float32, device), active)
     perm = moe.permute(choice, experts)
     flat = choice.flatten().tolist()
     order = sorted(range(len(flat)), key=flat.__getitem__)
@@ -128,7 +131,7 @@ def test_balance_is_that_of_transformers(masked) -> None:
 
     counted = mask.flatten() > 0 if masked else None
     rows = 2 * (22 if masked else 24)
-    choices = [oracle.choose(logits.detach(), 2) for logits in layers]
+    choices = [reference.choose(logits.detach(), 2) for logits in layers]
     counts = sum((moe.expert_counts(choice, 6, counted) for choice in choices), torch.zeros(6))
     dprobs = moe.balance_grad(counts, rows, 0.3)
     for logits, choice in zip(layers, choices, strict=True):

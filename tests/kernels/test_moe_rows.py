@@ -1,10 +1,10 @@
-"""Gathering and combining rows against the oracle; the gradient of weights with and without the experts' outputs."""
+"""Gathering and combining rows against the reference; the gradient of weights with and without the experts' outputs."""
 
 import pytest
 import torch
 
 from rptrain.kernels import moe, moe_rows
-from rptrain.kernels.reference import moe as oracle
+from rptrain.kernels.reference import moe as reference
 from tests.kernels.exact import close, dtypes, no_worse, random
 
 SHAPES = [(1, 1, 1, 1), (5, 4, 4, 3), (9, 7, 2, 130)]  # tokens, experts, chosen, columns
@@ -17,7 +17,7 @@ def narrow(monkeypatch) -> None:
 
 
 def permutation(tokens: int, experts: int, active: int, device: str) -> moe.Permutation:
-    return moe.permute(oracle.choose(random((tokens, experts), torch.float32, device, 7), active), experts)
+    return moe.permute(reference.choose(random((tokens, experts), torch.float32, device, 7), active), experts)
 
 
 @shapes
@@ -27,12 +27,12 @@ def test_gather_and_combine(tokens, experts, active, columns, dtype, device) -> 
     x, weights = random((tokens, columns), dtype, device), random((tokens, active), dtype, device, 1)
     gathered = moe_rows.gather_triton(x, perm)
     assert torch.equal(gathered[perm.places.long()], x[:, None].expand(-1, active, -1))
-    assert torch.equal(gathered, oracle.gather(x, perm.order, active))
+    assert torch.equal(gathered, reference.gather(x, perm.order, active))
     rows = random(tuple(gathered.shape), dtype, device, 2)
     for given in (weights, None):
         ours = moe_rows.combine_triton(rows, perm, given)
-        exact = oracle.combine(rows.double(), perm.places, None if given is None else given.double())
-        no_worse(ours, oracle.combine(rows, perm.places, given), exact)
+        exact = reference.combine(rows.double(), perm.places, None if given is None else given.double())
+        no_worse(ours, reference.combine(rows, perm.places, given), exact)
         assert torch.equal(ours, moe_rows.combine_triton(rows, perm, given))
 
 
@@ -57,7 +57,7 @@ def test_gradients_of_rows_and_weights(tokens, experts, active, columns, dtype, 
 @shapes
 @dtypes
 def test_weigh(tokens, experts, active, columns, dtype, device) -> None:
-    """In place, on the device and as the oracle: products of rows with the weights, and of rows with one another."""
+    """In place, on the device and as the reference: products of rows with the weights, and of rows with one another."""
     perm = permutation(tokens, experts, active, device)
     weights = random((tokens, active), dtype, device, 1)
     dact, act = (random((tokens * active, columns), dtype, device, seed) for seed in (2, 3))

@@ -31,6 +31,7 @@ from rptrain.kernels.attention import attention, attention_backward
 from rptrain.kernels.batch import Rotation
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
 from rptrain.kernels.reference.dense import Clamp, QKNorm, split_heads
+from rptrain.kernels.target import read
 from tests.kernels.exact import dtypes, random
 
 TOKENS, WIDTH, HEADS, KV_HEADS, SIZE, EXPERTS, ACTIVE = 48, 32, 4, 2, 16, 5, 2
@@ -254,7 +255,7 @@ def waits_are_errors() -> Iterator[None]:
 @dtypes
 @pytest.mark.parametrize("by_input", [False, True], ids=["by_output", "by_input"])
 def test_products_of_experts_in_fp8_never_wait(by_input, dtype) -> None:
-    if torch.cuda.get_device_capability() < (8, 9):
+    if not read().has_fp8:
         pytest.skip("the GPU has no FP8")
     check(products_of_experts_in_fp8(lambda *shape: random(shape, dtype, "cuda"), by_input=by_input))
 

@@ -1,4 +1,4 @@
-"""Codes against the published definitions, to the bit; kernels against the oracle, to the bit."""
+"""Codes against the published definitions, to the bit; kernels against the reference, to the bit."""
 
 import math
 
@@ -42,7 +42,7 @@ def dequantized(codes: Tensor, scales: Tensor, fmt: Format, numel: int, dtype: t
 @formats
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("numel", [1, 31, 127, 129, 2048, 5001])
-def test_kernel_gives_the_bits_of_the_oracle(fmt, dtype, numel, device) -> None:
+def test_kernel_gives_the_bits_of_the_reference(fmt, dtype, numel, device) -> None:
     codes, scales = quantize(weights(numel), fmt)
     ours = torch.full((numel + 64,), 7, dtype=dtype, device=device)
     dequantize_triton(codes.to(device), scales.to(device), fmt, ours[:numel])
@@ -173,13 +173,13 @@ def test_nf4_takes_the_lower_of_two_that_are_as_near() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nf4_is_what_bitsandbytes_makes(dtype) -> None:
     """Codes, scales and the dequantized weights, to the bit."""
-    oracle = pytest.importorskip("bitsandbytes.functional")
+    theirs = pytest.importorskip("bitsandbytes.functional")
     w = weights(96, 320).to(dtype)
     w[3] = 0
-    codes, state = oracle.quantize_4bit(w, blocksize=64, compress_statistics=False, quant_type="nf4")
+    codes, state = theirs.quantize_4bit(w, blocksize=64, compress_statistics=False, quant_type="nf4")
     ours = quantize(w, NF4)
     assert torch.equal(ours[0], codes.flatten()) and torch.equal(ours[1], state.absmax)
-    assert torch.equal(dequantized(*ours, NF4, w.numel(), dtype), oracle.dequantize_4bit(codes, state).flatten())
+    assert torch.equal(dequantized(*ours, NF4, w.numel(), dtype), theirs.dequantize_4bit(codes, state).flatten())
 
 
 def test_nf4_of_known_weights() -> None:

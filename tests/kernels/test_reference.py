@@ -17,12 +17,12 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def close(ours: Tensor, theirs: Tensor, dtype: torch.dtype, factor: float = 1) -> None:
-    """Within the dtype's tolerance of the oracle's largest value; fails on NaN."""
+    """Within the dtype's tolerance of the reference's largest value; fails on NaN."""
     error = (ours.double() - theirs.double()).abs().max()
     assert error <= factor * TOLERANCES[dtype] * max(theirs.abs().max().item(), 1), error
 
 
-def oracle(*tensors: Tensor) -> list[Tensor]:
+def leaves(*tensors: Tensor) -> list[Tensor]:
     return [tensor.to(torch.float64, copy=True).requires_grad_() for tensor in tensors]
 
 
@@ -36,7 +36,7 @@ def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     dx = ops.rms_norm_backward(dy, x, w, rstd, grad_w)
     assert (y.dtype, dx.dtype, rstd.dtype, rstd.shape) == (dtype, dtype, ops.wide(dtype), x.shape[:-1])
 
-    x64, w64 = oracle(x, w)
+    x64, w64 = leaves(x, w)
     expected = F.rms_norm(x64, shape[-1:], w64, 1e-3)
     expected.backward(dy.double())
     close(y, expected, dtype)
@@ -56,12 +56,12 @@ def test_rope(tokens: int, heads: int, kv_heads: int, size: int, dtype: torch.dt
         twice_cos, twice_sin = (torch.cat((t, t), -1)[:, None].double() for t in rotation[:2])
         return x * twice_cos + torch.cat((-second, first), -1) * twice_sin
 
-    oracles = oracle(q, k)
-    for ours, x in zip(ops.rope(q, k, rotation), oracles, strict=True):
+    wide = leaves(q, k)
+    for ours, x in zip(ops.rope(q, k, rotation), wide, strict=True):
         close(ours, rotated(x), dtype)
         rotated(x).backward(ours.double())
     ours = ops.rope_backward(*ops.rope(q, k, rotation), rotation)
-    for grad, x in zip(ours, oracles, strict=True):
+    for grad, x in zip(ours, wide, strict=True):
         assert grad.dtype == dtype
         close(grad, x.grad, dtype)
 
@@ -70,7 +70,7 @@ def test_rope(tokens: int, heads: int, kv_heads: int, size: int, dtype: torch.dt
 @pytest.mark.parametrize("shape", [(5, 6), (1, 2), (65, 34)])
 def test_swiglu(shape: tuple[int, int], dtype: torch.dtype) -> None:
     gate_up, dy = 3 * random(*shape, dtype=dtype), random(shape[0], shape[1] // 2, dtype=dtype, seed=1)
-    (x64,) = oracle(gate_up)
+    (x64,) = leaves(gate_up)
     gate, up = x64.chunk(2, -1)
     expected = F.silu(gate) * up
     expected.backward(dy.double())
@@ -105,14 +105,14 @@ def test_attention(documents, heads, kv_heads, size, dtype, micro_batch, monkeyp
     assert (out.dtype, lse.dtype, lse.shape) == (dtype, ops.wide(dtype), (tokens, heads))
     assert all(grad.dtype == dtype and grad.shape == x.shape for grad, x in zip(grads, (q, k, v), strict=True))
 
-    oracles = oracle(q, k, v)
+    wide = leaves(q, k, v)
     lengths = [length for row in documents for length in row]
-    pieces = zip(*(x.transpose(0, 1).split(lengths, 1) for x in oracles), strict=True)
+    pieces = zip(*(x.transpose(0, 1).split(lengths, 1) for x in wide), strict=True)
     expected = [F.scaled_dot_product_attention(*each, is_causal=True, enable_gqa=True) for each in pieces]
     expected = torch.cat(expected, 1).transpose(0, 1)
     expected.backward(do.double())
     close(out, expected, dtype)
-    for ours, theirs in zip(grads, oracles, strict=True):
+    for ours, theirs in zip(grads, wide, strict=True):
         close(ours, theirs.grad, dtype, factor=4)
 
 

@@ -1,4 +1,4 @@
-"""The norm's kernels against the oracle, as torch's autograd has them, and against themselves."""
+"""The norm's kernels against the reference, as torch's autograd has them, and against themselves."""
 
 import pytest
 import torch
@@ -129,7 +129,7 @@ def test_autograd_in_float64() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_oracle_adds_the_residual_before_and_its_gradient_after(dtype) -> None:
+def test_the_reference_adds_the_residual_before_and_its_gradient_after(dtype) -> None:
     x, residual, dy, past = (random((5, 6), dtype, "cpu", seed).requires_grad_() for seed in range(4))
     w = random((6,), dtype, "cpu", 4)
     total, y, rstd = rms_norm.add_rms_norm(x, residual, w, EPS)

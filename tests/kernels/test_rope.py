@@ -1,4 +1,4 @@
-"""The rotation's kernels, with and without norms of queries and keys, against the oracle and autograd."""
+"""The rotation's kernels, with and without norms of queries and keys, against the reference and autograd."""
 
 import pytest
 import torch
@@ -74,9 +74,9 @@ def test_forward(shape, norm, dtype, device) -> None:
     case = Inputs(shape, norm, dtype, device)
     qkv = case.qkv.clone()
     *ours, rstd = rope.qk_norm_rope_triton(qkv, case.rotation, case.kv_heads, case.size, case.norm)
-    *oracle, _ = case.forward(reference.qk_norm_rope)
+    *unfused, _ = case.forward(reference.qk_norm_rope)
     *theirs, wide_rstd = case.exact().forward(reference.qk_norm_rope)
-    for x, same, wide in zip(ours, oracle, theirs, strict=True):
+    for x, same, wide in zip(ours, unfused, theirs, strict=True):
         no_worse(x, same, wide)
     inside = [x.untyped_storage().data_ptr() == qkv.untyped_storage().data_ptr() for x in ours]
     assert inside == [not norm, not norm, True]
@@ -126,10 +126,10 @@ def test_backward(shape, norm, dtype, device, monkeypatch) -> None:
     case = Inputs(shape, norm, dtype, device)
     rstd, wide_rstd = (x.forward(reference.qk_norm_rope)[3] for x in (case, case.exact()))
     ours = case.backward(rope.qk_norm_rope_backward_triton, rstd)
-    oracle = case.backward(reference.qk_norm_rope_backward, rstd)
+    unfused = case.backward(reference.qk_norm_rope_backward, rstd)
     theirs = case.exact().backward(reference.qk_norm_rope_backward, wide_rstd)
-    no_worse(ours[0], oracle[0], theirs[0])
-    for grad, rounded, expected in zip(ours[1:], oracle[1:], theirs[1:], strict=True):
+    no_worse(ours[0], unfused[0], theirs[0])
+    for grad, rounded, expected in zip(ours[1:], unfused[1:], theirs[1:], strict=True):
         if norm == "whole":  # it is made from gradients of normed values in the type of the inputs
             no_worse(grad.to(dtype), rounded.to(dtype), expected)
         else:
@@ -144,10 +144,10 @@ def test_backward(shape, norm, dtype, device, monkeypatch) -> None:
 def test_a_factor_of_whole_queries(shape, norm, dtype, device) -> None:
     case, plain = (Inputs(shape, norm, dtype, device, factor) for factor in (True, False))
     *ours, rstd = case.forward(rope.qk_norm_rope_triton)
-    *oracle, _ = case.forward(reference.qk_norm_rope)
+    *unfused, _ = case.forward(reference.qk_norm_rope)
     *theirs, wide_rstd = case.exact().forward(reference.qk_norm_rope)
     *without, _ = plain.exact().forward(reference.qk_norm_rope)
-    for x, same, wide in zip(ours, oracle, theirs, strict=True):
+    for x, same, wide in zip(ours, unfused, theirs, strict=True):
         no_worse(x, same, wide)
     torch.testing.assert_close(theirs[0], without[0] * case.rotation.query_factor.double()[:, None, None])
     assert all(torch.equal(x, same) for x, same in zip(theirs[1:], without[1:], strict=True))
@@ -200,7 +200,7 @@ def test_autograd_in_float64(norm) -> None:
 
 
 @norms
-def test_the_oracle_is_the_norm_and_the_rotation(norm) -> None:
+def test_the_reference_is_the_norm_and_the_rotation(norm) -> None:
     case = Inputs((5, 4, 2, 6), norm, torch.float64, "cpu")
     q, k, v = reference.split_heads(case.qkv, 2, 6)
     if case.norm:

@@ -1,4 +1,4 @@
-"""SwiGLU's kernels against the oracle, and the clamped form against transformers."""
+"""SwiGLU's kernels against the reference, and the clamped form against transformers."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_backward_that_finds_maxima(tokens, size, dtype, device, monkeypatch) ->
 
 @dtypes
 @forms
-def test_the_oracle_in_place(interleaved, clamp, dtype) -> None:
+def test_the_reference_in_place(interleaved, clamp, dtype) -> None:
     dy, gate_up = inputs(4, 6, dtype, "cpu")
     form = {"interleaved": interleaved, "clamp": clamp}
     out, grad = swiglu.swiglu(gate_up, **form), swiglu.swiglu_backward(dy, gate_up, **form)

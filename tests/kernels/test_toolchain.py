@@ -85,7 +85,8 @@ def test_what_is_wrong(monkeypatch, name):
     ("capability", "advice"), [((6, 1), "older CUDA"), ((13, 0), "newer CUDA")], ids=["old", "new"]
 )
 def test_torch_without_kernels_for_the_gpu(monkeypatch, capability, advice):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    properties = SimpleNamespace(major=capability[0], minor=capability[1])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_120", "compute_120"])
     said = "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors might be"

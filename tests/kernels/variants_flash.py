@@ -3,7 +3,8 @@
 import torch
 
 from rptrain.kernels import flash
-from tests.kernels.compiling import ARCHITECTURES, Variant
+from rptrain.kernels.target import named
+from tests.kernels.compiling import AMD, ARCHITECTURES, Variant
 
 TYPES = {"positions": "*i64", "cu_seqlens": "*i32", "limits": "*i32", "scale": "fp32"}
 SCALES = ("q_scales", "k_scales", "v_scales", "dout_scales")
@@ -13,7 +14,7 @@ ALL = ("forward", "dq", "dkdv")
 
 
 def variants(
-    architecture: int,
+    architecture: int | str,
     dtype: str,
     size: int,
     heads: int,
@@ -23,8 +24,8 @@ def variants(
     stack: int = 0,
     half_sums: bool = False,
 ) -> list[Variant]:
-    kind, card = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype], divmod(architecture, 10)
-    passes = flash.tiles(kind, size, card, half_sums=half_sums)
+    kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    passes = flash.tiles(kind, size, named(architecture), half_sums=half_sums)
     operand = "fp16" if half_sums else dtype
     block = max(16, flash.power_of_2(size))
     found = []
@@ -79,5 +80,8 @@ for architecture in (80, 86, 89, 90, 120):
     VARIANTS += variants(architecture, "bf16", 128, 16, 8, half_sums=True)
     VARIANTS += variants(architecture, "bf16", 64, 64, 8, sinks=True, half_sums=True)
 VARIANTS += variants(86, "bf16", 96, 32, 32, half_sums=True) + variants(90, "bf16", 80, 32, 32, half_sums=True)
+for architecture in AMD:
+    VARIANTS += variants(architecture, "bf16", 128, 16, 8) + variants(architecture, "bf16", 64, 64, 8, sinks=True)
+    VARIANTS += variants(architecture, "fp32", 128, 32, 8)
 PARTIALS = {"partials": "*fp32", "total": "*fp32", "count": "i32", "width": "i32"}
 VARIANTS += [Variant(flash._add_partials, PARTIALS, {"ROWS": 32, "BLOCK": 64})]

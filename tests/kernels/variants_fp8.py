@@ -3,6 +3,7 @@
 from typing import Any
 
 from rptrain.kernels import fp8, fp8_products, swiglu
+from rptrain.kernels.target import named
 from tests.kernels.compiling import FP8_CARDS, Variant
 
 SIZES = dict.fromkeys(("count", "padded", "stride", "rows", "columns"), "i32")
@@ -34,13 +35,10 @@ def transposed(kind: str) -> Variant:
     return Variant(fp8._transposed_codes_kernel, COMMON | {"x": f"*{kind}"}, constants, {}, FP8_CARDS)
 
 
-def product(card: int, inner: int, kind: str, add: bool) -> Variant:
-    hopper = card == 90
-    constants = fp8_products.constants(
-        fp8_products.UNEVEN if inner % fp8_products.TERMS else fp8_products.HOPPER if hopper else fp8_products.ADA,
-        hopper,
-        add,
-    )
+def product(card: int | str, inner: int, kind: str, add: bool) -> Variant:
+    target = named(card)
+    tiles = fp8_products.tiles(inner % fp8_products.TERMS == 0, target)
+    constants = fp8_products.constants(tiles, target, add)
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
     strides = {"OUT_STRIDE": 4096, "A_STRIDE": inner, "B_STRIDE": inner, "K": inner}
     signature = COMMON | {"out": f"*{kind}"}

@@ -3,14 +3,15 @@
 import torch
 
 from rptrain.kernels import grouped
-from tests.kernels.compiling import ARCHITECTURES, Variant
+from rptrain.kernels.target import named
+from tests.kernels.compiling import AMD, ARCHITECTURES, Variant
 
 SHAPES = ((2048, 1536), (2880, 5760), (768, 2048))  # inner and outer size
 RANK = 16  # of adapters
 
 
-def _launches(architecture: int, dtype: str) -> list[Variant]:
-    tiles = grouped._tiles_for({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype], divmod(architecture, 10))
+def _launches(architecture: int | str, dtype: str) -> list[Variant]:
+    tiles = grouped._tiles_for({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype], named(architecture))
     sizes = grouped._sizes(tiles)
     options = {name: sizes.pop(name) for name in ("num_warps", "num_stages")}
     signature = dict.fromkeys(("x", "w", "bias", "y", "dy"), f"*{dtype}")
@@ -31,7 +32,7 @@ def _launches(architecture: int, dtype: str) -> list[Variant]:
 
 COMMON = {"acc": "*fp32", "dy": "*bf16", "y": "*bf16", "bias": "*bf16", "ends": "*i32", "columns": "i32"}
 VARIANTS = [
-    *(variant for architecture in ARCHITECTURES for variant in _launches(architecture, "bf16")),
+    *(variant for architecture in (*ARCHITECTURES, *AMD) for variant in _launches(architecture, "bf16")),
     *(variant for architecture in (75, 80, 90) for variant in _launches(architecture, "fp32")[1:4]),
     Variant(grouped._bias_grad_kernel, COMMON, {"ROWS": 32, "COLUMNS": 128}, {"num_warps": 4}),
     Variant(grouped._add_bias_kernel, COMMON | {"experts": "i32"}, {"EXPERTS": 32, "BLOCK": 2048}, {"num_warps": 4}),

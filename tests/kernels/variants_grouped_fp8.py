@@ -3,6 +3,7 @@
 from typing import Any
 
 from rptrain.kernels import fp8, grouped_fp8
+from rptrain.kernels.target import named
 from tests.kernels.compiling import Variant
 from tests.kernels.variants_fp8 import FP8_CARDS
 
@@ -27,20 +28,20 @@ def by_block(kernel: Any, kind: str, **types: str) -> Variant:
     return Variant(kernel, signature, constants | strides, options, FP8_CARDS)
 
 
-def _constants(card: int, inner: int) -> tuple[dict[str, Any], dict[str, int]]:
-    constants = grouped_fp8.product_constants(inner, divmod(card, 10))
+def _constants(card: int | str, inner: int) -> tuple[dict[str, Any], dict[str, int]]:
+    constants = grouped_fp8.product_constants(inner, named(card))
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
     return constants | {"EXPERTS": EXPERTS}, options
 
 
-def product(card: int, inner: int, outer: int, kind: str, scaled: bool) -> Variant:
+def product(card: int | str, inner: int, outer: int, kind: str, scaled: bool) -> Variant:
     constants, options = _constants(card, inner)
     constants |= {"K": inner, "M": outer, "B_SCALES": scaled, "BIAS": True}
     signature = COMMON | {"out": f"*{kind}", "bias": f"*{kind}"}
     return Variant(grouped_fp8._grouped_product_kernel, signature, constants, options, (card,))
 
 
-def accumulate(card: int, inner: int, outer: int) -> Variant:
+def accumulate(card: int | str, inner: int, outer: int) -> Variant:
     constants, options = _constants(card, grouped_fp8.SEGMENT)
     constants |= {"R": outer, "C": inner}
     return Variant(grouped_fp8._grouped_accumulate_kernel, COMMON, constants, options, (card,))

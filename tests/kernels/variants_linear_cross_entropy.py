@@ -1,21 +1,22 @@
 """The softmax of the loss at the vocabularies of real models, and at a small one."""
 
 from rptrain.kernels import linear_cross_entropy as lce
-from tests.kernels.compiling import ARCHITECTURES, Variant
+from rptrain.kernels.target import named
+from tests.kernels.compiling import AMD, ARCHITECTURES, Variant
 
 ITEMSIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def variants(vocab: int, dtype: str, gradient: bool) -> list[Variant]:
     """As the cut of the row depends on the card."""
-    by_card: dict[lce.Sizes, list[int]] = {}
-    for architecture in ARCHITECTURES:
-        cut = lce.sizes(vocab, ITEMSIZES[dtype], gradient, divmod(architecture, 10))
+    by_card: dict[lce.Sizes, list[int | str]] = {}
+    for architecture in (*ARCHITECTURES, *AMD):
+        cut = lce.sizes(vocab, ITEMSIZES[dtype], gradient, named(architecture))
         by_card.setdefault(cut, []).append(architecture)
     return [_variant(vocab, dtype, gradient, cut, tuple(cards)) for cut, cards in by_card.items()]
 
 
-def _variant(vocab: int, dtype: str, gradient: bool, cut: lce.Sizes, cards: tuple[int, ...]) -> Variant:
+def _variant(vocab: int, dtype: str, gradient: bool, cut: lce.Sizes, cards: tuple[int | str, ...]) -> Variant:
     constants = lce.constants(vocab, ITEMSIZES[dtype], gradient, cut)
     options = {"num_warps": constants.pop("num_warps")}
     statistics = {"losses": "*fp32", "lse": "*fp32", "scale": "fp32", "tokens": "i32"}

@@ -1,26 +1,36 @@
 """Machines that are here, and planned ones: how many devices, and what memory there is of each."""
 
-import os
-import re
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
-
-import psutil
-import pynvml
-import pytest
-import torch
-
 from rptrain.config.schema import Engine
 from rptrain.engine.distributed.launch import Launch
 from rptrain.models.families.registry import build
 from rptrain.planner import hardware
-from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, Hardware, gpu_memory, here, installed_for, planned, usable
+from rptrain.planner.hardware import CONTEXT
+from rptrain.planner.hardware import Gpu
+from rptrain.planner.hardware import Hardware
+from rptrain.planner.hardware import MARGIN
+from rptrain.planner.hardware import gpu_memory
+from rptrain.planner.hardware import here
+from rptrain.planner.hardware import installed_for
+from rptrain.planner.hardware import planned
+from rptrain.planner.hardware import usable
 from rptrain.planner.model import for_hardware
-from rptrain.schedule.machine import CARDS, CPU, Machine, Rates, card_named
+from rptrain.schedule.machine import CARDS
+from rptrain.schedule.machine import CPU
+from rptrain.schedule.machine import Machine
+from rptrain.schedule.machine import Rates
+from rptrain.schedule.machine import card_named
 from rptrain.utils.errors import UserError
 from tests.engine import plain
 from tests.run_tools import write_config
+from types import SimpleNamespace
+from typing import Any
+import os
+import psutil
+import pynvml
+import pytest
+import re
+import torch
 
 GIB = 1 << 30
 CARD = CARDS["rtx4090"]
@@ -353,8 +363,8 @@ def test_gpus_are_alike_by_model_and_capability(cards):
 
 def test_fp8_needs_gpus_that_have_it(two_gpus, monkeypatch):
     monkeypatch.setattr(hardware, "resolve", lambda text: ("cuda:0", "cuda:1"))
-    found = {"cuda:0": (8, 9), "cuda:1": (8, 6)}
-    monkeypatch.setattr(torch.cuda, "get_device_capability", found.__getitem__)
+    found = {f"cuda:{i}": SimpleNamespace(name="a GPU", major=8, minor=minor) for i, minor in enumerate((9, 6))}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", found.__getitem__)
     with pytest.raises(UserError, match=r"8\.9 or more .*, and cuda:1 has 8\.6: remove engine\.fp8, or leave"):
         here(Engine(fp8=True))
     with pytest.raises(UserError, match=r"which the RTX 3090 lacks: remove engine\.fp8"):
