@@ -1,6 +1,7 @@
 """Lookup of models: from a name to files, and from a config.json to a ModelSpec."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rptrain.models.families import (
@@ -21,7 +22,9 @@ from rptrain.models.families import (
     smollm3,
 )
 from rptrain.models.families.text_tower import TextTower
+from rptrain.models.locate import read_config
 from rptrain.models.spec import ModelSpec
+from rptrain.models.weights.pretrained import embedding_is_head
 from rptrain.utils.errors import UserError
 
 BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
@@ -90,9 +93,17 @@ def text_only(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config if tower is None else tower.text_config(config, alone=True)
 
 
-def has_other_parts(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes a model with a text model and other parts."""
-    return _architecture(config) in TOWERS
+def model_config(directory: Path) -> Mapping[str, Any]:
+    """The config.json of a directory with weights.
+
+    For a model with a text model and other parts, it says whether the embedding is the head, as transformers decides:
+    unless the config.json says no, or the files have a head that differs. Raises UserError if the config.json is
+    invalid.
+    """
+    config = read_config(directory)
+    if _architecture(config) not in TOWERS or config.get("tie_word_embeddings", True) is not True:
+        return config
+    return {**config, "tie_word_embeddings": embedding_is_head(directory)}
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

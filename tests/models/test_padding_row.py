@@ -42,7 +42,7 @@ def batch_of(ids: Tensor) -> Batch:
 
 def native_step(directory: Path, ids: Tensor, plan: str) -> tuple[dict[str, Tensor], float]:
     """Weights after a step of the engine, and the gradient norm."""
-    spec = registry.build(pretrained.model_config(directory))
+    spec = registry.build(registry.model_config(directory))
     with ModelStore(spec, torch.float32, generations=1) as store:
         pretrained.load(pretrained.check(directory, spec), spec, store.held)
         store.loaded()
@@ -72,7 +72,7 @@ def test_a_step_equals_that_of_transformers(variant: str, tmp_path: Path) -> Non
     theirs.save_pretrained(tmp_path / "after")
 
     assert norm == pytest.approx(expected.item(), rel=1e-6)
-    spec = registry.build(pretrained.model_config(tmp_path / "after"))
+    spec = registry.build(registry.model_config(tmp_path / "after"))
     with ModelStore(spec, torch.float32, generations=1) as store:
         pretrained.load(pretrained.check(tmp_path / "after", spec), spec, store.held)
         for name, tensor in runs.checkpoint_tensors(store).items():

@@ -65,7 +65,7 @@ def test_the_copy_of_transformers_is_read(tmp_path: Path, monkeypatch: pytest.Mo
 
     names = {"AutoModelForCausalLM": AutoModelForCausalLM, "FineGrainedFP8Config": FineGrainedFP8Config}
     eval(TO_16_BITS, names | {"FOLDER": "model", "COPY": "copy"})
-    spec = registry.build(pretrained.model_config(tmp_path / "copy"))
+    spec = registry.build(registry.model_config(tmp_path / "copy"))
     pretrained.check(tmp_path / "copy", spec)
     for name, tensor in load_file("copy/model.safetensors").items():
         torch.testing.assert_close(tensor.float(), original[name], rtol=0.1, atol=0.02)

@@ -28,7 +28,8 @@ from rptrain.models.locate import PRESETS, locate, read_config
 from rptrain.models.transforms.fp8 import with_fp8
 from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.lora import LoRA, with_lora
-from rptrain.models.weights.quantized import QUANTIZING, with_base
+from rptrain.models.transforms.quantize import with_base
+from rptrain.models.weights.quantized import QUANTIZING
 from rptrain.planner import hardware as devices
 from rptrain.planner.choose import Workload
 from rptrain.planner.hardware import LATER

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 def our_logits(directory: Path, ids: torch.Tensor) -> torch.Tensor:
     """[tokens, vocabulary] of one sequence, by our layers, from the weights in a model directory."""
-    spec = registry.build(pretrained.model_config(directory))
+    spec = registry.build(registry.model_config(directory))
     files = pretrained.check(directory, spec)
     dtype = next(iter(files.tensors.values())).dtype
     params = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
