@@ -14,6 +14,7 @@ from rptrain.models.families.config import (
     read_shape,
     with_defaults,
 )
+from rptrain.models.families.family import Family
 from rptrain.models.layers.mlp import Block
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.params import Unit
@@ -86,3 +87,6 @@ def _unit(sizes: Sizes, index: int, intermediate: int, experts: int, shared: int
         decoder.matrix("shared_down", shared, sizes.std, (f"{beside}.down_proj", sizes.hidden)),
     )
     return Unit(f"layers.{index}", params)
+
+
+FAMILY = Family(ARCHITECTURE, "glm4_moe", build, has_experts=True)

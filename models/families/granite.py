@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rptrain.models.families.config import read_flag, read_number, read_shape
+from rptrain.models.families.family import Family
 from rptrain.models.families.llama import decoder
 from rptrain.models.spec import ModelSpec
 
@@ -31,3 +32,6 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
         output_scale=residual,
         logits_scale=1 / logits,
     )
+
+
+FAMILY = Family(ARCHITECTURE, "granite", build)

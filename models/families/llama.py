@@ -5,8 +5,11 @@ from typing import Any
 
 from rptrain.models.families.config import Shape, read_flag, read_shape
 from rptrain.models.families.decoder import block_sizes, dense_unit, model
+from rptrain.models.families.family import Family
 from rptrain.models.layers.mlp import Block
 from rptrain.models.spec import ModelSpec
+
+ARCHITECTURE = "LlamaForCausalLM"
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
@@ -14,7 +17,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     found: list[str] = []
     biases = read_flag(config, "attention_bias", found)
     shape = read_shape(config, unsupported=found, biases=biases)
-    return decoder("LlamaForCausalLM", config, shape, qkv_bias=biases, o_bias=biases)
+    return decoder(ARCHITECTURE, config, shape, qkv_bias=biases, o_bias=biases)
 
 
 def decoder(
@@ -55,3 +58,6 @@ def decoder(
         )
     ]
     return model(architecture, config, shape, units, layers, logits_scale=logits_scale)
+
+
+FAMILY = Family(ARCHITECTURE, "llama", build)

@@ -6,6 +6,7 @@ from typing import Any
 from rptrain.kernels.moe import Scoring
 from rptrain.models.families import decoder
 from rptrain.models.families.config import Sizes, read_experts, read_number, read_shape, with_defaults
+from rptrain.models.families.family import Family
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.params import Unit
 from rptrain.models.spec import ModelSpec
@@ -76,3 +77,6 @@ def _unit(sizes: Sizes, index: int, experts: int) -> Unit:
         *decoder.expert_matrices(sizes, at, sizes.intermediate, experts, "block_sparse_moe.experts", KINDS),
     )
     return Unit(f"layers.{index}", params)
+
+
+FAMILY = Family(ARCHITECTURE, "minimax_m2", build, has_experts=True)

@@ -372,8 +372,8 @@ def test_defaults_of_mistral() -> None:
 
 def test_every_architecture_is_compared_with_transformers_and_in_the_readme() -> None:
     compared = {variant["model_type"] for variant in VARIANTS.values()}
-    assert {registry.MODEL_TYPES[kind] for kind in compared} == registry.BUILDERS.keys()
-    known = {*registry.BUILDERS, *registry.TOWERS}  # tests/train/test_text_towers.py compares the latter
+    assert {registry.MODEL_TYPES[kind] for kind in compared} == registry.FAMILIES.keys()
+    known = {*registry.FAMILIES, *registry.TOWERS}  # tests/train/test_text_towers.py compares the latter
     assert {*registry.MODEL_TYPES.values()} == known
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     section = readme.split("## Supported models\n")[1].split("\n## ")[0]
