@@ -13,8 +13,9 @@ from rptrain.models.families.config import TO_16_BITS
 from rptrain.models.locate import PRESETS, read_config
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
+from tests.families import VARIANTS
 
-from .conftest import VARIANTS, hugging_face
+from .conftest import hugging_face
 
 MINIMAX = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 
