@@ -1,27 +1,13 @@
 """Lookup of models: from a name to files, and from a config.json to a ModelSpec."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
-from rptrain.models.families import (
-    glm4_moe,
-    gpt_oss,
-    granite,
-    llama,
-    minimax_m2,
-    ministral3,
-    mistral,
-    mistral3,
-    olmo3,
-    phi3,
-    qwen2,
-    qwen3,
-    qwen3_moe,
-    seed_oss,
-    smollm3,
-)
+from rptrain.models import families
 from rptrain.models.families.family import Family
 from rptrain.models.families.text_tower import TextTower
 from rptrain.models.locate import read_config
@@ -29,27 +15,18 @@ from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.pretrained import embedding_is_head
 from rptrain.utils.errors import UserError
 
-FAMILIES: Mapping[str, Family] = {
-    family.architecture: family
-    for family in (
-        glm4_moe.FAMILY,
-        gpt_oss.FAMILY,
-        granite.FAMILY,
-        llama.FAMILY,
-        minimax_m2.FAMILY,
-        ministral3.FAMILY,
-        mistral.FAMILY,
-        olmo3.FAMILY,
-        phi3.FAMILY,
-        qwen2.FAMILY,
-        qwen3.FAMILY,
-        qwen3_moe.FAMILY,
-        seed_oss.FAMILY,
-        smollm3.FAMILY,
-    )
-}
-TOWERS: Mapping[str, TextTower] = {tower.architecture: tower for tower in (mistral3.TOWER,)}
-MODEL_TYPES = {kind.model_type: kind.architecture for kind in (*FAMILIES.values(), *TOWERS.values())}
+
+def _declared(name: str) -> Iterator[Any]:
+    """The values of this name in the modules of families/."""
+    for found in iter_modules(families.__path__):
+        module = import_module(f"{families.__name__}.{found.name}")
+        if hasattr(module, name):
+            yield getattr(module, name)
+
+
+FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _declared("FAMILY")}
+TOWERS: Mapping[str, TextTower] = {tower.architecture: tower for tower in _declared("TOWER")}
+MODEL_TYPES = {known.model_type: known.architecture for known in (*FAMILIES.values(), *TOWERS.values())}
 OTHERS = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
 
