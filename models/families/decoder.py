@@ -135,6 +135,14 @@ def correction_unit(index: int, key: str, experts: int) -> Unit:
     return Unit(f"layers.{index}.correction", (correction,), trainable=False)
 
 
+def mtp_layers(layers: int, count: int) -> tuple[str, ...]:
+    """Patterns for the tensors of `count` layers for multi-token prediction (MTP), which follow the model's `layers`.
+
+    They are not trained, but `carried`.
+    """
+    return tuple(f"model.layers.{layers + number}.*" for number in range(count))
+
+
 def block_sizes(sizes: Sizes, index: int) -> dict[str, Any]:
     """The sizes that every kind of block has; its unit follows the embedding's and those of earlier blocks."""
     return {
@@ -158,11 +166,10 @@ def model(
     *,
     logits_scale: float = 1.0,
     frozen: Mapping[int, Unit] | None = None,
-    carried: tuple[str, ...] = (),
 ) -> ModelSpec:
     """The decoder with these blocks, an embedding, a last norm and a head.
 
-    `frozen`: units of layers, by their numbers, in addition to `blocks`. `carried`: see ModelShape.
+    `frozen`: units of layers, by their numbers, in addition to `blocks`.
     """
     embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
     units = [embed, *blocks, Unit("norm", (norm("norm", "model.norm", shape.hidden),))]
@@ -188,5 +195,4 @@ def model(
         rotaries=shape.rotaries,
         tied=shape.tied,
         padding_row=shape.padding_row,
-        carried=carried,
     )

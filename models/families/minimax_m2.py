@@ -1,6 +1,7 @@
 """MiniMax-M2: a sigmoid router with a correction bias, norms over all heads, and partial rotary embeddings."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rptrain.kernels.moe import Scoring
@@ -48,7 +49,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
     routing = {"experts": experts, "active": active, "scoring": Scoring(over_chosen=True, sigmoid=True)}
     layers = range(shape.layers)
-    return decoder.model(
+    spec = decoder.model(
         ARCHITECTURE,
         config,
         shape,
@@ -58,9 +59,8 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
             index: decoder.correction_unit(index, f"{_mixture(index)}.e_score_correction_bias", experts)
             for index in layers
         },
-        # the layers for multi-token prediction (MTP), which follow the last one, are not trained
-        carried=tuple(f"model.layers.{shape.layers + number}.*" for number in range(extra)),
     )
+    return replace(spec, carried=decoder.mtp_layers(shape.layers, extra))
 
 
 def _mixture(index: int) -> str:
