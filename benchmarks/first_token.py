@@ -49,7 +49,7 @@ from rptrain.checkpoint.checked import WEIGHTS, hashed
 from rptrain.models.families import registry
 from rptrain.models.weights import pretrained
 folder = Path(sys.argv[1])
-files = pretrained.check(folder, registry.build(pretrained.model_config(folder)))
+files = pretrained.check(folder, registry.build(registry.model_config(folder)))
 Aside(folder).seal({"kind": "export", WEIGHTS: hashed(files)})
 """
 

@@ -26,7 +26,7 @@ from rptrain.models.families import registry
 from rptrain.models.locate import locate, read_config
 from rptrain.models.spec import ModelSpec
 from rptrain.models.transforms.lora import LoRA, with_lora
-from rptrain.models.weights.quantized import with_base
+from rptrain.models.transforms.quantize import with_base
 from rptrain.planner.room import free_room
 
 CASES = (

@@ -53,7 +53,7 @@ def held(store: ModelStore) -> Weights:
 
 
 def loaded(directory: Path, coefficient: float) -> ModelStore:
-    spec = balanced(registry.build(pretrained.model_config(directory)), coefficient)
+    spec = balanced(registry.build(registry.model_config(directory)), coefficient)
     store = ModelStore(spec, torch.float64, generations=1)
     pretrained.load(pretrained.check(directory, spec), spec, store.held)
     store.loaded()

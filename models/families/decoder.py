@@ -1,7 +1,7 @@
 """Building blocks of decoders: parameters by names in checkpoints, units, blocks and the head."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -29,22 +29,24 @@ def norm(name: str, module: str, size: int) -> Param:
     return Param(name, (size,), (CheckpointPart(f"{module}.weight", size),), decay=False, std=None)
 
 
-def attention_params(
-    sizes: Sizes,
-    at: str,
-    *,
-    pre_norms: bool = True,
-    post_norms: bool = False,
-    qk_norm: bool = False,
-    whole_qk_norm: bool = False,
-    qkv_bias: bool = False,
-    o_bias: bool = False,
-    fused: bool = False,
-) -> list[Param]:
+@dataclass(frozen=True)
+class Form:
+    """The norms and biases of an attention."""
+
+    pre_norms: bool = True
+    post_norms: bool = False
+    qk_norm: bool = False
+    whole_qk_norm: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+
+
+def attention_params(sizes: Sizes, at: str, *, fused: bool = False, **form: bool) -> list[Param]:
     """The parameters of the attention and its norms, in the block with prefix `at` in checkpoints.
 
-    `fused`: checkpoints have one tensor of queries, keys and values.
+    `fused`: checkpoints have one tensor of queries, keys and values. `form`: fields of Form.
     """
+    has = Form(**form)
     attention = f"{at}.self_attn"
     heads, kv_heads = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
     qkv = (
@@ -55,17 +57,17 @@ def attention_params(
     if fused:
         qkv = ((f"{attention}.qkv_proj", heads + 2 * kv_heads),)
     o = (f"{attention}.o_proj", sizes.hidden)
-    params = [norm("input_norm", f"{at}.input_layernorm", sizes.hidden)] if pre_norms else []
+    params = [norm("input_norm", f"{at}.input_layernorm", sizes.hidden)] if has.pre_norms else []
     params.append(matrix("qkv", sizes.hidden, sizes.std, *qkv))
-    if qkv_bias:
+    if has.qkv_bias:
         params.append(bias("qkv_bias", *qkv))
-    if qk_norm:
-        widths = (heads, kv_heads) if whole_qk_norm else (sizes.head_size, sizes.head_size)
+    if has.qk_norm:
+        widths = (heads, kv_heads) if has.whole_qk_norm else (sizes.head_size, sizes.head_size)
         params += [norm(f"{x}_norm", f"{attention}.{x}_norm", width) for x, width in zip("qk", widths, strict=True)]
     params.append(matrix("o", heads, sizes.std, o))
-    if o_bias:
+    if has.o_bias:
         params.append(bias("o_bias", o))
-    if post_norms:
+    if has.post_norms:
         params.append(norm("attention_norm", f"{at}.post_attention_layernorm", sizes.hidden))
     return params
 
@@ -133,6 +135,14 @@ def correction_unit(index: int, key: str, experts: int) -> Unit:
     return Unit(f"layers.{index}.correction", (correction,), trainable=False)
 
 
+def mtp_layers(layers: int, count: int) -> tuple[str, ...]:
+    """Patterns for the tensors of `count` layers for multi-token prediction (MTP), which follow the model's `layers`.
+
+    They are not trained, but `carried`.
+    """
+    return tuple(f"model.layers.{layers + number}.*" for number in range(count))
+
+
 def block_sizes(sizes: Sizes, index: int) -> dict[str, Any]:
     """The sizes that every kind of block has; its unit follows the embedding's and those of earlier blocks."""
     return {
@@ -156,11 +166,10 @@ def model(
     *,
     logits_scale: float = 1.0,
     frozen: Mapping[int, Unit] | None = None,
-    carried: tuple[str, ...] = (),
 ) -> ModelSpec:
     """The decoder with these blocks, an embedding, a last norm and a head.
 
-    `frozen`: units of layers, by their numbers, in addition to `blocks`. `carried`: see ModelShape.
+    `frozen`: units of layers, by their numbers, in addition to `blocks`.
     """
     embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
     units = [embed, *blocks, Unit("norm", (norm("norm", "model.norm", shape.hidden),))]
@@ -186,5 +195,4 @@ def model(
         rotaries=shape.rotaries,
         tied=shape.tied,
         padding_row=shape.padding_row,
-        carried=carried,
     )

@@ -1,6 +1,7 @@
 """GLM-4.5 to 4.7: a few dense layers, then a sigmoid router with a correction bias, and a shared expert."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rptrain.kernels.moe import Scoring
@@ -14,6 +15,7 @@ from rptrain.models.families.config import (
     read_shape,
     with_defaults,
 )
+from rptrain.models.families.family import Family
 from rptrain.models.layers.mlp import Block
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.params import Unit
@@ -68,9 +70,8 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
         }
         sizes |= {"intermediate": intermediate, "shared": shared}
         blocks.append(MoEBlock(**sizes, **options, **routing))
-    # the layers for multi-token prediction (MTP), which follow the last one, are not trained
-    carried = tuple(f"model.layers.{shape.layers + number}.*" for number in range(extra))
-    return decoder.model(ARCHITECTURE, config, shape, units, blocks, frozen=frozen, carried=carried)
+    spec = decoder.model(ARCHITECTURE, config, shape, units, blocks, frozen=frozen)
+    return replace(spec, carried=decoder.mtp_layers(shape.layers, extra))
 
 
 def _unit(sizes: Sizes, index: int, intermediate: int, experts: int, shared: int, options: Mapping[str, bool]) -> Unit:
@@ -86,3 +87,6 @@ def _unit(sizes: Sizes, index: int, intermediate: int, experts: int, shared: int
         decoder.matrix("shared_down", shared, sizes.std, (f"{beside}.down_proj", sizes.hidden)),
     )
     return Unit(f"layers.{index}", params)
+
+
+FAMILY = Family(ARCHITECTURE, "glm4_moe", build, has_experts=True)

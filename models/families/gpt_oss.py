@@ -7,6 +7,7 @@ from rptrain.kernels.moe import Scoring
 from rptrain.kernels.swiglu import Clamp
 from rptrain.models.families import decoder
 from rptrain.models.families.config import Sizes, read_experts, read_number, read_shape, read_windows, with_defaults
+from rptrain.models.families.family import Family
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.params import CheckpointPart, Param, Unit
 from rptrain.models.spec import ModelSpec
@@ -92,3 +93,6 @@ def _unit(sizes: Sizes, index: int, experts: int) -> Unit:
         whole("experts_down_bias", f"{stored}.down_proj_bias", (experts, hidden), 0.0),
     )
     return Unit(f"layers.{index}", params)
+
+
+FAMILY = Family(ARCHITECTURE, "gpt_oss", build, has_experts=True)

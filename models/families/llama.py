@@ -1,12 +1,16 @@
 """Llama 3 and models of its shape; Mistral, Qwen2 and Qwen3 build on the same block."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rptrain.models.families.config import Shape, read_flag, read_shape
 from rptrain.models.families.decoder import block_sizes, dense_unit, model
+from rptrain.models.families.family import Family
 from rptrain.models.layers.mlp import Block
 from rptrain.models.spec import ModelSpec
+
+ARCHITECTURE = "LlamaForCausalLM"
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
@@ -14,7 +18,17 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     found: list[str] = []
     biases = read_flag(config, "attention_bias", found)
     shape = read_shape(config, unsupported=found, biases=biases)
-    return decoder("LlamaForCausalLM", config, shape, qkv_bias=biases, o_bias=biases)
+    return decoder(ARCHITECTURE, config, shape, qkv_bias=biases, o_bias=biases)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Factors in a decoder."""
+
+    scores: float | None = None  # of attention; None: the head size to the power of -0.5
+    embeddings: float = 1.0
+    residual: float = 1.0  # of what attention and MLP add
+    logits: float = 1.0
 
 
 def decoder(
@@ -25,18 +39,14 @@ def decoder(
     rotaries: Sequence[int | None] | None = None,
     *,
     fused: bool = False,
-    scale: float | None = None,
-    embedding_scale: float = 1.0,
-    output_scale: float = 1.0,
-    logits_scale: float = 1.0,
+    factors: Factors = Factors(),
     **form: bool,
 ) -> ModelSpec:
     """A decoder: embedding, blocks, norm and head.
 
     By layer, `windows` has the window, None for full attention, and `rotaries` the place of the rotary positions in
     `shape`, None for none. `fused`: checkpoints have one tensor of queries, keys and values, and one of gate and up.
-    The scales are factors of attention's scores, of embeddings, of what attention and MLP add to the residual, and of
-    logits. `form`: the norms and biases, as fields of BlockShape (models/layers/block.py).
+    `form`: the norms and biases, as fields of BlockShape (models/layers/block.py).
     """
     options: dict[str, Any] = form
     units = [dense_unit(shape, index, fused=fused, **options) for index in range(shape.layers)]
@@ -46,12 +56,15 @@ def decoder(
             **options,
             window=window,
             rotary=rotary,
-            scale=scale,
-            input_scale=1.0 if index else embedding_scale,
-            output_scale=output_scale,
+            scale=factors.scores,
+            input_scale=1.0 if index else factors.embeddings,
+            output_scale=factors.residual,
         )
         for index, (window, rotary) in enumerate(
             zip(windows or [None] * shape.layers, rotaries or [0] * shape.layers, strict=True)
         )
     ]
-    return model(architecture, config, shape, units, layers, logits_scale=logits_scale)
+    return model(architecture, config, shape, units, layers, logits_scale=factors.logits)
+
+
+FAMILY = Family(ARCHITECTURE, "llama", build)

@@ -1,11 +1,13 @@
 """MiniMax-M2: a sigmoid router with a correction bias, norms over all heads, and partial rotary embeddings."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rptrain.kernels.moe import Scoring
 from rptrain.models.families import decoder
 from rptrain.models.families.config import Sizes, read_experts, read_number, read_shape, with_defaults
+from rptrain.models.families.family import Family
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.params import Unit
 from rptrain.models.spec import ModelSpec
@@ -47,7 +49,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 
     routing = {"experts": experts, "active": active, "scoring": Scoring(over_chosen=True, sigmoid=True)}
     layers = range(shape.layers)
-    return decoder.model(
+    spec = decoder.model(
         ARCHITECTURE,
         config,
         shape,
@@ -57,9 +59,8 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
             index: decoder.correction_unit(index, f"{_mixture(index)}.e_score_correction_bias", experts)
             for index in layers
         },
-        # the layers for multi-token prediction (MTP), which follow the last one, are not trained
-        carried=tuple(f"model.layers.{shape.layers + number}.*" for number in range(extra)),
     )
+    return replace(spec, carried=decoder.mtp_layers(shape.layers, extra))
 
 
 def _mixture(index: int) -> str:
@@ -76,3 +77,6 @@ def _unit(sizes: Sizes, index: int, experts: int) -> Unit:
         *decoder.expert_matrices(sizes, at, sizes.intermediate, experts, "block_sparse_moe.experts", KINDS),
     )
     return Unit(f"layers.{index}", params)
+
+
+FAMILY = Family(ARCHITECTURE, "minimax_m2", build, has_experts=True)

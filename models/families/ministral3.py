@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rptrain.models.families.config import read_shape, with_defaults
+from rptrain.models.families.family import Family
 from rptrain.models.families.llama import decoder
 from rptrain.models.families.mistral import read_window
 from rptrain.models.spec import ModelSpec
@@ -37,3 +38,6 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     window = read_window(filled, found)
     shape = read_shape(filled, unsupported=found, query_scaling=True)
     return decoder(ARCHITECTURE, config, shape, [window] * shape.layers)
+
+
+FAMILY = Family(ARCHITECTURE, "ministral3", build)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rptrain.models.families.config import read_number, read_shape, with_defaults
+from rptrain.models.families.family import Family
 from rptrain.models.families.llama import decoder
 from rptrain.models.spec import ModelSpec
 
@@ -29,3 +30,6 @@ def read_window(config: Mapping[str, Any], found: list[str]) -> int | None:
         value = "null" if window is None else window
         found.append(f"layer_types must be {same} for all layers, because sliding_window is {value}")
     return window
+
+
+FAMILY = Family(ARCHITECTURE, "mistral", build)

@@ -4,7 +4,8 @@ from rptrain.models.families.text_tower import TextTower
 
 TOWER = TextTower(
     architecture="Mistral3ForConditionalGeneration",
-    model_types=("mistral", "ministral3"),
+    model_type="mistral3",
+    text_types=("mistral", "ministral3"),
     prefixes=(
         ("model.", "model.language_model.", "language_model.model."),
         ("lm_head.", "lm_head.", "language_model.lm_head."),

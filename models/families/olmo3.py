@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rptrain.models.families.config import KINDS, read_flag, read_number, read_shape, read_windows, with_defaults
+from rptrain.models.families.family import Family
 from rptrain.models.families.llama import decoder
 from rptrain.models.layers import rope
 from rptrain.models.spec import ModelSpec
@@ -71,3 +72,6 @@ def _rope(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     settings.setdefault("rope_theta", THETA)
     ignored = ("rope_scaling", "original_max_position_embeddings")
     return rope.parameters({**config, **dict.fromkeys(ignored), "rope_parameters": settings})
+
+
+FAMILY = Family(ARCHITECTURE, "olmo3", build)

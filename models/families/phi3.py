@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rptrain.models.families.config import read_number, read_shape, with_defaults
+from rptrain.models.families.family import Family
 from rptrain.models.families.llama import decoder
 from rptrain.models.layers import rope
 from rptrain.models.spec import ModelSpec
@@ -26,3 +27,6 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     window = None if filled.get("sliding_window") is None else read_number(filled, "sliding_window", found)
     shape = read_shape(filled, unsupported=found, partial=True, ropes=[settings])
     return decoder(ARCHITECTURE, config, shape, [window] * shape.layers, fused=True)
+
+
+FAMILY = Family(ARCHITECTURE, "phi3", build)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rptrain.models.families.config import read_flag, read_number, read_shape, read_windows, with_defaults
+from rptrain.models.families.family import Family
 from rptrain.models.families.llama import decoder
 from rptrain.models.spec import ModelSpec
 
@@ -35,3 +36,6 @@ def windows(config: Mapping[str, Any], found: list[str]) -> list[int | None]:
         found.append(f"max_window_layers must be a whole number, not {first!r}")
         return []
     return read_windows(config, window, [index >= first for index in range(layers)], found)
+
+
+FAMILY = Family(ARCHITECTURE, "qwen2", build)

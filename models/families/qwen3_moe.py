@@ -6,6 +6,7 @@ from typing import Any
 from rptrain.kernels.moe import Scoring
 from rptrain.models.families import decoder
 from rptrain.models.families.config import Sizes, read_experts, read_flag, read_number, read_shape, with_defaults
+from rptrain.models.families.family import Family
 from rptrain.models.layers.mlp import Block
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.params import Unit
@@ -56,3 +57,6 @@ def _unit(sizes: Sizes, index: int, intermediate: int, experts: int) -> Unit:
         *decoder.expert_matrices(sizes, at, intermediate, experts),
     )
     return Unit(f"layers.{index}", params)
+
+
+FAMILY = Family(ARCHITECTURE, "qwen3_moe", build, has_experts=True)

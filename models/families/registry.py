@@ -1,64 +1,33 @@
 """Lookup of models: from a name to files, and from a config.json to a ModelSpec."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
-from rptrain.models.families import (
-    glm4_moe,
-    gpt_oss,
-    granite,
-    llama,
-    minimax_m2,
-    ministral3,
-    mistral,
-    mistral3,
-    olmo3,
-    phi3,
-    qwen2,
-    qwen3,
-    qwen3_moe,
-    seed_oss,
-    smollm3,
-)
+from rptrain.models import families
+from rptrain.models.families.family import Family
 from rptrain.models.families.text_tower import TextTower
+from rptrain.models.locate import read_config
 from rptrain.models.spec import ModelSpec
+from rptrain.models.weights.pretrained import embedding_is_head
 from rptrain.utils.errors import UserError
 
-BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
-    "LlamaForCausalLM": llama.build,
-    mistral.ARCHITECTURE: mistral.build,
-    qwen2.ARCHITECTURE: qwen2.build,
-    "Qwen3ForCausalLM": qwen3.build,
-    qwen3_moe.ARCHITECTURE: qwen3_moe.build,
-    gpt_oss.ARCHITECTURE: gpt_oss.build,
-    glm4_moe.ARCHITECTURE: glm4_moe.build,
-    granite.ARCHITECTURE: granite.build,
-    minimax_m2.ARCHITECTURE: minimax_m2.build,
-    ministral3.ARCHITECTURE: ministral3.build,
-    olmo3.ARCHITECTURE: olmo3.build,
-    phi3.ARCHITECTURE: phi3.build,
-    seed_oss.ARCHITECTURE: seed_oss.build,
-    smollm3.ARCHITECTURE: smollm3.build,
-}
-MODEL_TYPES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": mistral.ARCHITECTURE,
-    "qwen2": qwen2.ARCHITECTURE,
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": qwen3_moe.ARCHITECTURE,
-    "gpt_oss": gpt_oss.ARCHITECTURE,
-    "glm4_moe": glm4_moe.ARCHITECTURE,
-    "granite": granite.ARCHITECTURE,
-    "minimax_m2": minimax_m2.ARCHITECTURE,
-    "ministral3": ministral3.ARCHITECTURE,
-    "olmo3": olmo3.ARCHITECTURE,
-    "phi3": phi3.ARCHITECTURE,
-    "seed_oss": seed_oss.ARCHITECTURE,
-    "smollm3": smollm3.ARCHITECTURE,
-    "mistral3": mistral3.TOWER.architecture,
-}
+
+def _declared(name: str) -> Iterator[Any]:
+    """The values of this name in the modules of families/."""
+    for found in iter_modules(families.__path__):
+        module = import_module(f"{families.__name__}.{found.name}")
+        if hasattr(module, name):
+            yield getattr(module, name)
+
+
+FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _declared("FAMILY")}
+TOWERS: Mapping[str, TextTower] = {tower.architecture: tower for tower in _declared("TOWER")}
+MODEL_TYPES = {known.model_type: known.architecture for known in (*FAMILIES.values(), *TOWERS.values())}
 OTHERS = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-TOWERS: Mapping[str, TextTower] = {tower.architecture: tower for tower in (mistral3.TOWER,)}
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
@@ -67,21 +36,20 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     """
     architecture = _architecture(config)
     kind = config.get("model_type")
-    if kind and architecture in {**BUILDERS, **TOWERS} and architecture != MODEL_TYPES.get(str(kind)):
+    if kind and architecture in {**FAMILIES, **TOWERS} and architecture != MODEL_TYPES.get(str(kind)):
         raise UserError(
             f"config.json: architectures names {architecture}, but model_type {kind!r} names another model, which "
             "transformers would load: correct the wrong one"
         )
-    if architecture in BUILDERS:
-        return BUILDERS[architecture](config)
-    if architecture in TOWERS:
-        tower = TOWERS[architecture]
+    if family := FAMILIES.get(architecture):
+        return replace(family.build(config), has_experts=family.has_experts)
+    if tower := TOWERS.get(architecture):
         return tower.wrap(build(tower.text_config(config)), config)
     problem = f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
     nested = config.get("text_config")
     if "kv_lora_rank" in {**config, **(nested if isinstance(nested, Mapping) else {})}:
         problem += ", nor is its multi-head latent attention"
-    raise UserError(f"config.json: {problem}; supported are {', '.join(sorted([*BUILDERS, *TOWERS]))}")
+    raise UserError(f"config.json: {problem}; supported are {', '.join(sorted([*FAMILIES, *TOWERS]))}")
 
 
 def text_only(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -90,9 +58,17 @@ def text_only(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config if tower is None else tower.text_config(config, alone=True)
 
 
-def has_other_parts(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes a model with a text model and other parts."""
-    return _architecture(config) in TOWERS
+def model_config(directory: Path) -> Mapping[str, Any]:
+    """The config.json of a directory with weights.
+
+    For a model with a text model and other parts, it says whether the embedding is the head, as transformers decides:
+    unless the config.json says no, or the files have a head that differs. Raises UserError if the config.json is
+    invalid.
+    """
+    config = read_config(directory)
+    if _architecture(config) not in TOWERS or config.get("tie_word_embeddings", True) is not True:
+        return config
+    return {**config, "tie_word_embeddings": embedding_is_head(directory)}
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
@@ -102,6 +78,6 @@ def _architecture(config: Mapping[str, Any]) -> str:
     by_type = MODEL_TYPES.get(str(config.get("model_type")), config.get("model_type"))
     named = config.get("architectures") or [by_type]
     first = named[0] if isinstance(named, list) else named
-    if by_type in {**BUILDERS, **TOWERS} and first in [f"{by_type.partition('For')[0]}{other}" for other in OTHERS]:
+    if by_type in {**FAMILIES, **TOWERS} and first in [f"{by_type.partition('For')[0]}{other}" for other in OTHERS]:
         return by_type
     return first if isinstance(first, str) else repr(first) if first else ""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rptrain.models.families.config import read_flag, read_shape
+from rptrain.models.families.family import Family
 from rptrain.models.families.llama import decoder
 from rptrain.models.spec import ModelSpec
 
@@ -23,3 +24,6 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     filled = {**DEFAULTS, **config, "attention_dropout": 0.0}
     shape = read_shape(filled, unsupported=found, biases=qkv_bias)
     return decoder(ARCHITECTURE, config, shape, qkv_bias=qkv_bias, o_bias=o_bias)
+
+
+FAMILY = Family(ARCHITECTURE, "seed_oss", build)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rptrain.models.families.config import read_flag, read_number, read_shape, read_windows, with_defaults
+from rptrain.models.families.family import Family
 from rptrain.models.families.llama import decoder
 from rptrain.models.spec import ModelSpec
 
@@ -44,3 +45,6 @@ def _rotating(config: Mapping[str, Any], layers: int, found: list[str]) -> list[
         found.append(f"no_rope_layers must be a list of 0 or 1 for each of {layers} layers, not {stored!r}")
         return [True] * layers
     return [bool(value) for value in stored[:layers]]
+
+
+FAMILY = Family(ARCHITECTURE, "smollm3", build)

@@ -18,7 +18,8 @@ class TextTower:
     """An architecture whose config.json describes its text model in `text_config`."""
 
     architecture: str
-    model_types: tuple[str, ...]  # model_type of the possible text models; the first one is the default
+    model_type: str
+    text_types: tuple[str, ...]  # model_type of the possible text models; the first one is the default
     # Prefixes of the text model's tensors: those of the text model alone, of modules, and in checkpoints. The last two
     # may be used in checkpoints; exports have the last ones.
     prefixes: tuple[tuple[str, str, str], ...]
@@ -33,9 +34,9 @@ class TextTower:
         nested = config.get("text_config")
         if not isinstance(nested, Mapping):
             raise UserError(f"config.json: text_config must be a JSON object: it describes the text model of {self}")
-        kind = nested.get("model_type") or self.model_types[0]
-        if kind not in self.model_types:
-            known = ", ".join(self.model_types)
+        kind = nested.get("model_type") or self.text_types[0]
+        if kind not in self.text_types:
+            known = ", ".join(self.text_types)
             raise UserError(f"config.json: text_config.model_type {kind!r} is not supported in {self}; {known} are")
         keys = (*SHARED, *TOKENS) if alone else SHARED
         shared = {key: config[key] for key in keys if nested.get(key) is None and config.get(key) is not None}

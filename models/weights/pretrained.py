@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.quant import Quantized, finite
-from rptrain.models.families.registry import has_other_parts
 from rptrain.models.locate import read_config
 from rptrain.models.params import CheckpointPart, Param
 from rptrain.models.spec import ModelShape, ModelSpec
@@ -95,20 +94,11 @@ class _Place:
         return whole.part(self.start * each, stop * each)
 
 
-def model_config(directory: Path) -> Mapping[str, Any]:
-    """The config.json of a directory with weights.
-
-    For a model with a text model and other parts, it says whether the embedding is the head, as transformers decides:
-    unless the config.json says no, or the files have a head that differs. Raises UserError if the config.json is
-    invalid.
-    """
-    config = read_config(directory)
-    if not has_other_parts(config) or config.get("tie_word_embeddings", True) is not True:
-        return config
+def embedding_is_head(directory: Path) -> bool:
+    """Whether no head that the files have differs from their embedding."""
     tensors = stored_tensors(directory).items()
     heads, embeddings = ([tensor for name, tensor in tensors if name.endswith(kind)] for kind in (TIED_HEAD, EMBEDDING))
-    tied = all(_same(head, embedding) for head in heads for embedding in embeddings)
-    return {**config, "tie_word_embeddings": tied}
+    return all(_same(head, embedding) for head in heads for embedding in embeddings)
 
 
 def stored_tensors(directory: Path) -> dict[str, Stored]:

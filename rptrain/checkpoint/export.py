@@ -47,10 +47,10 @@ from rptrain.engine.optim.adam import join
 from rptrain.kernels.reference.dense import wide
 from rptrain.models.spec import ModelSpec
 from rptrain.models.transforms.lora import merged, without_adapters
+from rptrain.models.transforms.quantize import base_of
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.models.weights.pretrained import View
-from rptrain.models.weights.quantized import base_of
 from rptrain.models.weights.safetensors_io import read_header, read_one
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.file_state import FileState

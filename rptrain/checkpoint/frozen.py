@@ -22,12 +22,12 @@ from rptrain.models.params import Unit
 from rptrain.models.spec import ModelSpec
 from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.lora import adapter_units, set_magnitudes, with_lora, without_adapters
+from rptrain.models.transforms.quantize import base_of, with_base
 from rptrain.models.weights import carried as carried_tensors
 from rptrain.models.weights import mxfp4, pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.models.weights.digests import TensorDigests
 from rptrain.models.weights.file_backed import FileBackedUnit
-from rptrain.models.weights.quantized import base_of, with_base
 from rptrain.models.weights.safetensors_io import Hashing, as_bytes
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel

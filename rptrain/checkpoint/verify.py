@@ -24,7 +24,7 @@ def verify(directory: Path, spec: ModelSpec | None = None, carried: Carried = NO
     """
     directory = Path(directory)
     _check_hashes(directory)
-    config = pretrained.model_config(directory)
+    config = registry.model_config(directory)
     spec = spec or registry.build(config)
     files = pretrained.check(directory, spec)
     carried.check(files.carried)

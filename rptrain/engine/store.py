@@ -246,8 +246,8 @@ class ModelStore:
     Bytes per parameter, bfloat16: sync 2 + 2 + 2 + 8 = 14, async 16; float16: sync 2 + 4 + 2 + 8 = 16, async 18. With
     several rounds the gradient is a float32 partial sum, which takes 2 more. Instead of 8 bytes, moments take 4 as
     `bf16` and 2 1/16 as `int8`. A wired parameter in FP8 has one generation of its own and codes of 1 byte, in async
-    twice: sync 15, async 16. A frozen parameter takes 2, or what its format needs (models/weights/quantized.py). Units
-    in `file_backed` take none; their files are closed with the store.
+    twice: sync 15, async 16. A frozen parameter takes 2, or what its format needs (models/transforms/quantize.py).
+    Units in `file_backed` take none; their files are closed with the store.
     """
 
     def __init__(

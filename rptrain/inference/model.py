@@ -28,9 +28,9 @@ from rptrain.models.families import registry
 from rptrain.models.locate import locate
 from rptrain.models.spec import ModelSpec
 from rptrain.models.transforms.lora import adapter_units, with_lora, without_adapters
+from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.pretrained import WeightFiles
-from rptrain.models.weights.quantized import with_base
 from rptrain.models.weights.safetensors_io import FLOATS, read_header
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
@@ -83,7 +83,7 @@ def find_model(source: Path) -> Model:
     if (source / adapter.CONFIG).is_file():
         found = _from_adapter(source)
     elif (source / "config.json").is_file():
-        found = _from_directory(source, registry.build(pretrained.model_config(source)))
+        found = _from_directory(source, registry.build(registry.model_config(source)))
     elif (source / MANIFEST).is_file():
         return _from_checkpoint(source)
     else:
@@ -104,7 +104,7 @@ def find_base(model: Model) -> Model:
         directory = locate(model.base)
         if not any((directory / name).is_file() for name in (pretrained.SINGLE, pretrained.INDEX)):
             raise UserError(f"{directory} has no weights; the run began with random ones")
-        spec = registry.build(pretrained.model_config(directory))
+        spec = registry.build(registry.model_config(directory))
         has_adapter = (model.source / adapter.CONFIG).is_file()
         return _from_directory(directory, spec, (model.source, model.spec) if has_adapter else None)
     except UserError as error:
@@ -130,7 +130,7 @@ def _from_adapter(source: Path) -> Model:
             f"the adapter's base model was not found: set base_model_name_or_path in {source / adapter.CONFIG} to its "
             f"directory ({error})"
         ) from None
-    own = registry.build(pretrained.model_config(base))
+    own = registry.build(registry.model_config(base))
     try:
         spec = with_base(with_lora(own, adapter.settings_of(files, own)), base_format(source))
         model = _from_directory(base, spec, (source, spec))

@@ -12,9 +12,9 @@ from rptrain.models.transforms.fp8 import with_fp8
 from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.half_sums import with_half_sums
 from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
+from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import pieces
-from rptrain.models.weights.quantized import with_base
 from rptrain.planner.choose import DTYPES
 from rptrain.planner.hardware import Hardware, sums_at_half_rate
 from rptrain.utils.errors import UserError
@@ -30,7 +30,7 @@ def base_model(config: Config) -> tuple[Path, ModelSpec]:
     """The directory of the model that the config names, and its spec. Raises UserError if there is none."""
     model_dir = locate(config.model.path)
     if starts_from_files(config, model_dir):
-        described = pretrained.model_config(model_dir)
+        described = registry.model_config(model_dir)
     else:
         described = registry.text_only(read_config(model_dir))
     return model_dir, registry.build(described)

@@ -21,7 +21,8 @@ from rptrain.models.locate import read_config
 from rptrain.models.transforms.lora import LoRA, adapter_units, merged, with_lora, without_adapters
 from rptrain.models.weights import pretrained, safetensors_io
 from rptrain.utils.errors import UserError
-from tests.models.conftest import COMMON, VARIANTS, Native, make_micro_batch
+from tests.families import VARIANTS
+from tests.models.conftest import COMMON, Native, make_micro_batch
 from tests.models.transforms.test_lora import IDS, in_peft
 
 SETTINGS = {

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from rptrain.kernels.batch import Batch
+from rptrain.models.families.registry import MODEL_TYPES
+from tests.families import FAMILIES
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -29,13 +31,14 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 QWEN2 = CONFIG | {"architectures": ["Qwen2ForCausalLM"]}
-QWEN3_MOE = CONFIG | {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "num_experts": 5,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 12,
-    "norm_topk_prob": False,
-}
+
+
+def of_family(kind: str):
+    """A config with the settings of a family in tests/families.py. The plain loop computes few families."""
+    return CONFIG | {"architectures": [MODEL_TYPES[kind]]} | FAMILIES[kind].engine
+
+
+QWEN3_MOE = of_family("qwen3_moe")
 GPT_OSS = CONFIG | {
     "architectures": ["GptOssForCausalLM"],
     "num_local_experts": 5,
@@ -45,36 +48,8 @@ GPT_OSS = CONFIG | {
     "swiglu_limit": 1.0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
-GLM4_MOE = CONFIG | {  # and MINIMAX_M2: not for the plain loop
-    "architectures": ["Glm4MoeForCausalLM"],
-    "n_routed_experts": 5,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "attention_bias": True,
-    "use_qk_norm": True,
-}
-MINISTRAL3 = CONFIG | {
-    "architectures": ["Ministral3ForCausalLM"],
-    "rope_parameters": {"rope_theta": 1e4, "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.5},
-}
-GRANITE = CONFIG | {  # and the families below: not for the plain loop
-    "architectures": ["GraniteForCausalLM"],
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.4,
-    "attention_multiplier": 0.3,
-    "logits_scaling": 1.7,
-    "tie_word_embeddings": True,
-}
-OLMO3 = CONFIG | {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 4}
-PHI3 = CONFIG | {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5}
-SEED_OSS = CONFIG | {"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_out_bias": True}
-SMOLLM3 = CONFIG | {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 2, "tie_word_embeddings": True}
-MINIMAX_M2 = CONFIG | {
-    "architectures": ["MiniMaxM2ForCausalLM"],
-    "num_local_experts": 5,
-    "num_experts_per_tok": 2,
-    "rotary_dim": 4,
-}
+GLM4_MOE = of_family("glm4_moe")  # and MINIMAX_M2: not for the plain loop
+MINIMAX_M2 = of_family("minimax_m2")
 
 
 def config(**changes):

@@ -14,7 +14,7 @@ from rptrain.models.transforms.fp8 import with_fp8
 from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.half_sums import with_half_sums
 from rptrain.models.transforms.lora import with_lora
-from rptrain.models.weights.quantized import with_base
+from rptrain.models.transforms.quantize import with_base
 from rptrain.schedule.plan import Plan
 
 BETAS = (0.9, 0.95)

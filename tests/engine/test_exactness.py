@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.cases import UPDATES, long
+from tests.families import FAMILIES
 
 from . import plain, runs
 
@@ -16,6 +17,7 @@ PLANS = [
     "F0-2 FB3-4 B2-2 B1-1 B0-0",
     "FB0-4",
 ]
+OTHERS = [kind for kind, cases in FAMILIES.items() if cases.engine]  # families
 AUX = plain.GPT_OSS | {"router_aux_loss_coef": 0.7}
 
 
@@ -71,30 +73,10 @@ def test_scales_rotations_as_yarn_asks():
     ("cfg", "steps"),
     [
         (plain.config(tie_word_embeddings=True, pad_token_id=7), 6),
-        long(plain.QWEN3_MOE, 2),
         (AUX, 2),
-        long(plain.GLM4_MOE, 2),
-        long(plain.MINIMAX_M2, 2),
-        long(plain.MINISTRAL3, 2),
-        long(plain.GRANITE, 2),
-        long(plain.OLMO3, 2),
-        long(plain.PHI3, 2),
-        long(plain.SEED_OSS, 2),
-        long(plain.SMOLLM3, 2),
+        *(long(plain.of_family(kind), 2) for kind in OTHERS),
     ],
-    ids=[
-        "llama",
-        "qwen3-moe",
-        "gpt-oss-aux",
-        "glm4-moe",
-        "minimax-m2",
-        "ministral3",
-        "granite",
-        "olmo3",
-        "phi3",
-        "seed-oss",
-        "smollm3",
-    ],
+    ids=["llama", "gpt-oss-aux", *OTHERS],
 )
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])

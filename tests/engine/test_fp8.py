@@ -9,7 +9,7 @@ from rptrain.kernels.fp8 import FP8Weight
 from rptrain.models.families.registry import build
 from rptrain.models.transforms.fp8 import with_fp8
 from rptrain.models.transforms.lora import LoRA, with_lora
-from rptrain.models.weights.quantized import with_base
+from rptrain.models.transforms.quantize import with_base
 from rptrain.schedule.plan import Stage
 from tests.cases import UPDATES, long
 

@@ -16,17 +16,8 @@ from rptrain.models.layers.rope import RotaryTables
 from rptrain.models.locate import read_config
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
+from tests.families import FAMILIES, VARIANTS
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
-SCALED_QUERIES = {**YARN, "llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 5}
 COMMON = {
     "vocab_size": 61,
     "hidden_size": 24,
@@ -40,129 +31,7 @@ COMMON = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-QWEN3_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 7}
-GPT_OSS_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 4}
-GLM_EXPERTS = {
-    "n_routed_experts": 5,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 7,
-    "routed_scaling_factor": 1.7,
-}
-MINIMAX_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 3}
-WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama"},
-    "llama-tied": {"model_type": "llama", "tie_word_embeddings": True, "head_dim": 10},
-    "llama3-rope": {"model_type": "llama", "rope_parameters": LLAMA3, "rms_norm_eps": 1e-5},
-    "llama-yarn": {"model_type": "llama", "rope_parameters": YARN},
-    "qwen3-yarn": {"model_type": "qwen3", "head_dim": 8, "rope_parameters": {**YARN, "attention_factor": 0.8}},
-    "llama-biases": {"model_type": "llama", "attention_bias": True},
-    "granite": {
-        "model_type": "granite",
-        "attention_multiplier": 0.7,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 1.7,
-    },
-    "granite-tied": {
-        "model_type": "granite",
-        "tie_word_embeddings": True,
-        "attention_bias": True,
-        "attention_multiplier": 0.3,
-    },
-    "seed-oss": {"model_type": "seed_oss", "head_dim": 10, "attention_out_bias": True},
-    "seed-oss-no-bias": {"model_type": "seed_oss", "head_dim": 6, "attention_bias": False, "tie_word_embeddings": True},
-    "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
-    "smollm3-windows": {
-        "model_type": "smollm3",
-        "use_sliding_window": True,
-        "sliding_window": 4,
-        "no_rope_layers": [0, 1],
-        "tie_word_embeddings": False,
-    },
-    "smollm3-biases": {"model_type": "smollm3", "no_rope_layers": [1, 1], "attention_bias": True},
-    "olmo3": {"model_type": "olmo3", "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
-    "olmo3-yarn": {
-        "model_type": "olmo3",
-        "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "rope_scaling": YARN,
-        "attention_bias": True,
-        "tie_word_embeddings": True,
-    },
-    "phi3": {"model_type": "phi3", "sliding_window": 4},
-    "phi3-partial": {"model_type": "phi3", "partial_rotary_factor": 0.5, "tie_word_embeddings": True},
-    "mistral": {"model_type": "mistral", "head_dim": 10, "sliding_window": 4},
-    "mistral-no-window": {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": True},
-    "ministral3": {"model_type": "ministral3", "head_dim": 10, "rope_parameters": SCALED_QUERIES},
-    "ministral3-window": {
-        "model_type": "ministral3",
-        "head_dim": 6,
-        "sliding_window": 5,
-        "rope_parameters": {**SCALED_QUERIES, "rope_type": "default"},
-        "tie_word_embeddings": True,
-    },
-    "qwen2": {"model_type": "qwen2"},
-    "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True, **WINDOWS},
-    "qwen3": {"model_type": "qwen3", "head_dim": 10, "num_key_value_heads": 6},
-    "qwen3-tied": {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
-    "qwen3-windows": {"model_type": "qwen3", **WINDOWS, "layer_types": ["sliding_attention", "full_attention"]},
-    "qwen3-moe": {"model_type": "qwen3_moe", "head_dim": 10, **QWEN3_EXPERTS},
-    "qwen3-moe-some-dense": {
-        "model_type": "qwen3_moe",
-        **QWEN3_EXPERTS,
-        "norm_topk_prob": True,
-        "num_hidden_layers": 4,
-        "decoder_sparse_step": 2,
-        "mlp_only_layers": [3],
-        "tie_word_embeddings": True,
-    },
-    "glm4-moe": {"model_type": "glm4_moe", "head_dim": 8, **GLM_EXPERTS, "num_hidden_layers": 3, "use_qk_norm": True},
-    "glm4-moe-groups": {
-        "model_type": "glm4_moe",
-        **GLM_EXPERTS,
-        "head_dim": 12,
-        "n_routed_experts": 6,
-        "n_group": 3,
-        "topk_group": 2,
-        "n_shared_experts": 2,
-        "first_k_dense_replace": 0,
-        "attention_bias": True,
-        "norm_topk_prob": False,
-        "tie_word_embeddings": True,
-    },
-    "glm4-moe-dense": {"model_type": "glm4_moe", "head_dim": 8, **GLM_EXPERTS, "first_k_dense_replace": 2},
-    "minimax-m2": {"model_type": "minimax_m2", "head_dim": 8, **MINIMAX_EXPERTS, "rotary_dim": 4},
-    "minimax-m2-whole": {"model_type": "minimax_m2", "head_dim": 6, **MINIMAX_EXPERTS, "tie_word_embeddings": True},
-    "gpt-oss": {"model_type": "gpt_oss", "head_dim": 10, **GPT_OSS_EXPERTS},
-    "gpt-oss-yarn": {
-        "model_type": "gpt_oss",
-        "head_dim": 8,
-        **GPT_OSS_EXPERTS,
-        "rope_parameters": {**YARN, "truncate": False},
-        "layer_types": ["full_attention", "sliding_attention"],
-        "swiglu_limit": 0.5,
-        "swiglu_alpha": 1.1,
-    },
-}
-SETTINGS: dict[str, dict[str, Any]] = {  # that `fresh` adds
-    "MistralForCausalLM": {"sliding_window": 4},
-    "Ministral3ForCausalLM": {
-        "rope_parameters": {**SCALED_QUERIES, "rope_type": "default", "llama_4_scaling_beta": 0.2}
-    },
-    "Qwen2ForCausalLM": WINDOWS,
-    "Olmo3ForCausalLM": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
-    "GraniteForCausalLM": {
-        "attention_multiplier": 0.3,
-        "embedding_multiplier": 1.5,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 1.7,
-    },
-    "Qwen3MoeForCausalLM": QWEN3_EXPERTS,
-    "GptOssForCausalLM": GPT_OSS_EXPERTS,
-    "Glm4MoeForCausalLM": {**GLM_EXPERTS, "head_dim": 8, "use_qk_norm": True},
-    "MiniMaxM2ForCausalLM": {**MINIMAX_EXPERTS, "head_dim": 8, "rotary_dim": 4},
-}
+CASES = {registry.MODEL_TYPES[kind]: cases for kind, cases in FAMILIES.items()}  # by architecture
 
 
 class Native:
@@ -239,7 +108,7 @@ def fresh() -> Callable[..., Native]:
     def build(architecture: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Native:
         """Random weights, norms and biases included, without a checkpoint."""
         config = {**COMMON, "num_attention_heads": 4, "head_dim": 6, "architectures": [architecture]}
-        model = Native(registry.build({**config, **SETTINGS.get(architecture, {}), **settings}), dtype)
+        model = Native(registry.build({**config, **CASES[architecture].layers, **settings}), dtype)
         pretrained.initialize(model.spec, model.view, seed=1)
         generator = torch.Generator().manual_seed(2)
         for unit, params in zip(model.spec.units, model.params, strict=True):

@@ -6,19 +6,14 @@ from torch import Tensor
 
 from rptrain.models.decode.generate import generate
 from rptrain.models.weights import pretrained
+from tests.families import FAMILIES, VARIANTS
 
-from .conftest import VARIANTS, hugging_face
-
-APART = {  # the names of gate, up and down in checkpoints in which experts are apart
-    "qwen3_moe": ("gate_proj", "up_proj", "down_proj"),
-    "glm4_moe": ("gate_proj", "up_proj", "down_proj"),
-    "minimax_m2": ("w1", "w3", "w2"),
-}
+from .conftest import hugging_face
 
 
 def by_stored_name(model) -> dict[str, Tensor]:
     """Gradients by the names of a checkpoint."""
-    gradients, kinds = {}, APART.get(model.config.model_type)
+    gradients, kinds = {}, FAMILIES[model.config.model_type].apart
     for name, parameter in model.named_parameters():
         if kinds is None or ".experts." not in name:
             gradients[name] = parameter.grad

@@ -2,6 +2,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,7 @@ from rptrain.models.layer import QueryScaling
 from rptrain.models.layers import rope
 from rptrain.models.locate import PRESETS, locate, presets, read_config
 from rptrain.utils.errors import UserError
-
-from .conftest import VARIANTS
+from tests.families import FAMILIES
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -23,13 +23,11 @@ CONFIG = {
     "num_attention_heads": 4,
 }
 GRANITE = {**CONFIG, "architectures": ["GraniteForCausalLM"]}
-OLMO3 = {**CONFIG, "architectures": ["Olmo3ForCausalLM"]}
 PHI3 = {**CONFIG, "architectures": ["Phi3ForCausalLM"]}
 SEED_OSS = {**CONFIG, "architectures": ["SeedOssForCausalLM"]}
 SMOLLM3 = {**CONFIG, "architectures": ["SmolLM3ForCausalLM"]}
 GROUPED = {**CONFIG, "num_key_value_heads": 2}
 MISTRAL = {**GROUPED, "architectures": ["MistralForCausalLM"]}
-MINISTRAL3 = {**GROUPED, "architectures": ["Ministral3ForCausalLM"]}
 QWEN2 = {**GROUPED, "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {**GROUPED, "architectures": ["Qwen3ForCausalLM"]}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
@@ -46,6 +44,11 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+
+
+def small(kind: str) -> dict[str, Any]:
+    """A config of a family that can be built."""
+    return {**GROUPED, **FAMILIES[kind].required, "architectures": [registry.MODEL_TYPES[kind]]}
 
 
 @pytest.mark.parametrize(
@@ -185,23 +188,6 @@ def test_layers_for_multi_token_prediction_are_carried(config) -> None:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({**QWEN3, "layer_types": ["full_attention", "sliding_attention"]}, "no sliding window is on"),
-        ({**QWEN3, **WINDOWS, "layer_types": ["full_attention"]}, "layer_types must name .* for each of 2 layers"),
-        ({**QWEN2, "layer_types": ["full_attention", "chunked_attention"]}, "layer_types must name"),
-        ({**QWEN2, **WINDOWS, "sliding_window": 0}, "sliding_window must be a positive whole number, not 0"),
-        ({**QWEN2, **WINDOWS, "max_window_layers": "all"}, "max_window_layers must be a whole number, not 'all'"),
-        ({**QWEN2, "attention_bias": False}, "attention_bias False is not supported; it must be on"),
-        ({**MISTRAL, "attention_bias": True}, "attention_bias True is not supported; it must be off"),
-        ({**MISTRAL, "sliding_window": "4096"}, "sliding_window must be a positive whole number, not '4096'"),
-        ({**MISTRAL, "sliding_window": 0}, "sliding_window must be a positive whole number, not 0"),
-        (
-            {**MISTRAL, "layer_types": ["sliding_attention", "full_attention"]},
-            "layer_types must be sliding_attention for all layers, because sliding_window is 4096",
-        ),
-        (
-            {**MISTRAL, "sliding_window": None, "layer_types": 3},
-            "layer_types must be full_attention for all layers, because sliding_window is null",
-        ),
         ({**CONFIG, "rope_scaling": {"type": "longrope", "factor": 4.0}}, "rope type 'longrope'"),
         ({**CONFIG, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "original_max_position_embeddings"),
         ({**CONFIG, **YARN, "rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": "32"}}, "beta_fast.*'32'"),
@@ -221,34 +207,6 @@ def test_layers_for_multi_token_prediction_are_carried(config) -> None:
         ({**CONFIG, "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({**CONFIG, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({**CONFIG, "attention_bias": "yes"}, "attention_bias must be true or false, not 'yes'"),
-        ({**GRANITE, "residual_multiplier": 0}, "residual_multiplier must be a positive number, not 0"),
-        ({**OLMO3, "rope_scaling": "yarn"}, "rope_scaling must be a JSON object, not 'yarn'"),
-        *(
-            ({**OLMO3, "rope_parameters": value}, "rope_parameters must be a JSON object with an object each for")
-            for value in ("yarn", {"full_attention": 3}, {"rope_type": "yarn", "factor": 8.0})
-        ),
-        ({**PHI3, "resid_pdrop": 0.1}, "resid_pdrop 0.1 is not supported; it must be off"),
-        (
-            {**PHI3, "partial_rotary_factor": 0.3},
-            "partial_rotary_factor is at most 1, and times the head size 4 an",
-        ),
-        ({**PHI3, "partial_rotary_factor": 1.5}, "partial_rotary_factor is at most 1"),
-        ({**GLM, "n_group": 4}, "n_group 4 must divide the 6 experts into groups of at least 2"),
-        ({**GLM, "n_group": 6}, "n_group 6 must divide the 6 experts into groups of at least 2"),
-        ({**GLM, "n_group": 2, "topk_group": 3}, "topk_group 3 is more than n_group 2"),
-        (
-            {**GLM, "n_group": 3, "num_experts_per_tok": 3},
-            "1 of 3 groups of experts have fewer than",
-        ),
-        ({**GLM, "first_k_dense_replace": -1}, "first_k_dense_replace must be a positive whole number or 0"),
-        ({**GLM, "routed_scaling_factor": 0}, "routed_scaling_factor must be a positive number"),
-        ({**MINIMAX, "scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; 'sigmoid' is"),
-        ({**MINIMAX, "shared_intermediate_size": 64}, "shared_intermediate_size 64 is not supported; 0 is"),
-        ({**MINIMAX, "router_jitter_noise": 0.1}, "router_jitter_noise 0.1 is not supported"),
-        ({**MINIMAX, "rotary_dim": 129}, "partial_rotary_factor is at most 1"),
-        ({**SMOLLM3, "no_rope_layers": [1]}, "no_rope_layers must be a list of 0 or 1 for each of 2 layers"),
-        ({**SMOLLM3, "no_rope_layers": [1, 2]}, "no_rope_layers must be a list of 0 or 1 for each of 2 layers"),
-        ({**SMOLLM3, "no_rope_layer_interval": 0}, "no_rope_layer_interval must be a positive whole number"),
         ({**CONFIG, "mlp_bias": True}, "mlp_bias"),
         ({**CONFIG, "attention_dropout": 0.1}, "attention_dropout"),
         ({**CONFIG, "quantization_config": {"bits": 4}}, "quantized"),
@@ -273,9 +231,13 @@ def test_layers_for_multi_token_prediction_are_carried(config) -> None:
             )
         ),
         ({**CONFIG, "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "llava"}, "'llava' names"),
-        ({**MINIMAX, "attn_type_list": [1, 0]}, "attn_type_list must be a list of 1"),
         ({"model_type": "gemma"}, "'gemma'"),
         ({}, "no architecture named"),
+        *(
+            ({**small(kind), **settings}, problem)
+            for kind, cases in FAMILIES.items()
+            for settings, problem in cases.refused
+        ),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(config, problem) -> None:
@@ -370,16 +332,11 @@ def test_defaults_of_mistral() -> None:
     assert windows({**MISTRAL, "sliding_window": None}) == [None, None]
 
 
-def test_every_architecture_is_compared_with_transformers_and_in_the_readme() -> None:
-    compared = {variant["model_type"] for variant in VARIANTS.values()}
-    assert {registry.MODEL_TYPES[kind] for kind in compared} == registry.BUILDERS.keys()
-    known = {*registry.BUILDERS, *registry.TOWERS}  # tests/train/test_text_towers.py compares the latter
-    assert {*registry.MODEL_TYPES.values()} == known
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    section = readme.split("## Supported models\n")[1].split("\n## ")[0]
+def test_every_architecture_is_compared_with_transformers_and_in_the_guide() -> None:
+    assert {registry.MODEL_TYPES[kind] for kind in FAMILIES} == registry.FAMILIES.keys()
     guide = (Path(__file__).parents[2] / "docs/guide/models.md").read_text(encoding="utf-8")
-    for table in (section, guide):
-        assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == known
+    known = {*registry.FAMILIES, *registry.TOWERS}  # tests/train/test_text_towers.py compares the latter
+    assert set(re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE)) == known
     assert [preset for preset in presets() if f"`{preset}`" not in guide] == []
 
 
@@ -405,12 +362,10 @@ def test_all_problems_at_once() -> None:
     assert all(word in str(caught.value) for word in ("gelu", "mlp_bias", "vocab_size"))
 
 
-@pytest.mark.parametrize(
-    "config", [CONFIG, GLM, GRANITE, OLMO3, QWEN3, SEED_OSS, SMOLLM3], ids=lambda c: c["architectures"][0]
-)
-def test_one_line_for_a_flag_of_another_type(config) -> None:
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_one_line_for_a_flag_of_another_type(kind) -> None:
     with pytest.raises(UserError) as caught:
-        registry.build({**config, "attention_bias": "abc"})
+        registry.build({**small(kind), "attention_bias": "abc"})
     (_, *problems) = str(caught.value).splitlines()
     assert [problem for problem in problems if "attention_bias" in problem] == [
         "- attention_bias must be true or false, not 'abc'"

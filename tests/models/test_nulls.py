@@ -5,33 +5,18 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from rptrain.models.families import registry
 from rptrain.utils.errors import UserError
+from tests.families import FAMILIES
 
-from .test_configs import GRANITE, OLMO3, SEED_OSS, SMOLLM3
+from .test_configs import GRANITE, SEED_OSS, SMOLLM3
 from .test_published_configs import of_kind
 from .test_shapes import theirs
 
 EVERYWHERE = ("rms_norm_eps", "initializer_range", "tie_word_embeddings")
-NO_NULLS = {
-    "llama": ("attention_bias", "mlp_bias"),
-    "mistral": ("num_key_value_heads",),
-    "qwen2": ("use_sliding_window",),
-    "qwen3": ("head_dim",),
-    "qwen3_moe": ("num_key_value_heads", "decoder_sparse_step", "norm_topk_prob"),
-    "gpt_oss": ("head_dim", "num_key_value_heads", "swiglu_limit", "attention_bias", "rope_theta"),
-    "glm4_moe": ("num_key_value_heads", "n_shared_experts", "n_group", "first_k_dense_replace", "norm_topk_prob"),
-    "granite": ("attention_multiplier",),
-    "minimax_m2": ("num_key_value_heads", "head_dim", "rope_theta"),
-    "ministral3": ("num_key_value_heads", "head_dim"),
-    "seed_oss": ("attention_bias", "attention_out_bias"),
-    "smollm3": ("use_sliding_window", "no_rope_layer_interval", "rope_theta"),
-    "olmo3": ("attention_bias",),
-    "phi3": (),
-}
 
 
-@pytest.mark.parametrize("kind", NO_NULLS)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_null_is_refused_as_in_transformers(kind) -> None:
-    for key in (*EVERYWHERE, *NO_NULLS[kind]):
+    for key in (*EVERYWHERE, *FAMILIES[kind].not_null):
         config = of_kind(kind, **{key: None})
         with pytest.raises((TypeError, StrictDataclassFieldValidationError)):
             theirs(config, "meta")
@@ -40,7 +25,7 @@ def test_null_is_refused_as_in_transformers(kind) -> None:
         assert str(caught.value).splitlines()[1:] == [f"- {key} is null: remove it"]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "glm4_moe", "olmo3", "phi3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "glm4_moe", "phi3"])
 def test_null_is_not_the_base_of_rotary_positions(kind) -> None:
     for config in (of_kind(kind, rope_theta=None), of_kind(kind, rope_scaling={"rope_theta": None})):
         with pytest.raises(UserError, match="rope_theta of the rotary embedding must be a positive number, not None"):
@@ -64,8 +49,6 @@ def test_null_as_a_value() -> None:
         described = {**SEED_OSS, "num_attention_heads": 8, **head_dim}
         block, expected = registry.build(described).layers[0], SeedOssConfig(**described)
         assert (block.head_size, block.kv_heads) == (expected.head_dim, expected.num_key_value_heads)
-    with pytest.raises(UserError, match="sliding_window is missing"):
-        registry.build({**OLMO3, "sliding_window": None})
 
 
 @pytest.mark.parametrize("config", [GRANITE, {**SEED_OSS, "num_key_value_heads": 2}], ids=["granite", "seed_oss"])

@@ -13,8 +13,9 @@ from rptrain.models.families.config import TO_16_BITS
 from rptrain.models.locate import PRESETS, read_config
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
+from tests.families import VARIANTS
 
-from .conftest import VARIANTS, hugging_face
+from .conftest import hugging_face
 
 MINIMAX = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 
@@ -65,7 +66,7 @@ def test_the_copy_of_transformers_is_read(tmp_path: Path, monkeypatch: pytest.Mo
 
     names = {"AutoModelForCausalLM": AutoModelForCausalLM, "FineGrainedFP8Config": FineGrainedFP8Config}
     eval(TO_16_BITS, names | {"FOLDER": "model", "COPY": "copy"})
-    spec = registry.build(pretrained.model_config(tmp_path / "copy"))
+    spec = registry.build(registry.model_config(tmp_path / "copy"))
     pretrained.check(tmp_path / "copy", spec)
     for name, tensor in load_file("copy/model.safetensors").items():
         torch.testing.assert_close(tensor.float(), original[name], rtol=0.1, atol=0.02)

@@ -13,6 +13,7 @@ from rptrain.models.locate import locate, presets, read_config
 from rptrain.models.weights import pretrained
 from rptrain.schedule.costs import Work
 from rptrain.utils.errors import UserError
+from tests.families import FAMILIES
 from tests.models.conftest import stored_bytes
 
 TINY = {
@@ -38,26 +39,7 @@ VARIANTS = {
     "gpt-oss": GPT_OSS,
     "gpt-oss-all-full": {**GPT_OSS, "layer_types": ["full_attention"] * 4, "num_experts_per_tok": 1},
 }
-PRESETS = {
-    "qwen3-1.7b": 1_720_574_976,
-    "llama-3.1-8b": 8_030_261_248,
-    "mistral-7b": 7_241_732_096,
-    "qwen2.5-7b": 7_615_616_512,
-    "qwen3-32b": 32_762_123_264,
-    "gpt-oss-20b": 20_914_757_184,
-    "qwen3-235b-a22b": 235_093_634_560,
-    "glm-4.5-air": 106_852_251_264,
-    "glm-4.6": 352_797_829_024,
-    "phi-4": 14_659_507_200,
-    "ministral-3-8b": 8_489_553_920,
-    "mistral-small-24b": 23_572_403_200,
-    "minimax-m2": 228_689_764_864,
-    "granite-3.3-8b": 8_170_864_640,
-    "olmo-3-7b": 7_298_011_136,
-    "olmo-3-32b": 32_233_522_176,
-    "smollm3-3b": 3_075_098_624,
-    "seed-oss-36b": 36_151_104_512,
-}
+PRESETS = {name: count for cases in FAMILIES.values() for name, count in cases.presets.items()}
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
 

@@ -15,7 +15,7 @@ from rptrain.models.transforms.fp8 import with_fp8
 from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.half_sums import with_half_sums
 from rptrain.models.transforms.lora import LoRA, with_lora
-from rptrain.models.weights.quantized import with_base
+from rptrain.models.transforms.quantize import with_base
 from rptrain.planner.choose import LIBRARIES, Workload, layer_costs, layer_work, least_period, make_plan
 from rptrain.schedule.costs import Work
 from rptrain.schedule.lower import outputs

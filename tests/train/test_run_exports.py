@@ -13,6 +13,7 @@ from rptrain.models.weights import pretrained
 
 from .. import run_tools as tools
 from ..cases import long
+from ..families import FAMILIES
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 def our_logits(directory: Path, ids: torch.Tensor) -> torch.Tensor:
     """[tokens, vocabulary] of one sequence, by our layers, from the weights in a model directory."""
-    spec = registry.build(pretrained.model_config(directory))
+    spec = registry.build(registry.model_config(directory))
     files = pretrained.check(directory, spec)
     dtype = next(iter(files.tensors.values())).dtype
     params = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
@@ -45,72 +46,7 @@ def our_logits(directory: Path, ids: torch.Tensor) -> torch.Tensor:
 QUESTIONS = ["Spell backwards: abc", "Sort the digits: 41", "Write in capitals: xyz"]
 
 
-MODELS = {
-    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
-    "llama": {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False},
-    "granite": {
-        "architectures": ["GraniteForCausalLM"],
-        "tie_word_embeddings": True,
-        "attention_multiplier": 0.4,
-        "embedding_multiplier": 1.2,
-        "residual_multiplier": 0.8,
-        "logits_scaling": 0.8,
-    },
-    "smollm3": {"architectures": ["SmolLM3ForCausalLM"], "tie_word_embeddings": True, "no_rope_layer_interval": 2},
-    "seed_oss": {"architectures": ["SeedOssForCausalLM"], "tie_word_embeddings": False, "attention_bias": True},
-    "olmo3": {"architectures": ["Olmo3ForCausalLM"], "tie_word_embeddings": False, "sliding_window": 4},
-    "phi3": {
-        "architectures": ["Phi3ForCausalLM"],
-        "tie_word_embeddings": False,
-        "sliding_window": 6,
-    },
-    "mistral": {"architectures": ["MistralForCausalLM"], "tie_word_embeddings": False, "sliding_window": 4},
-    "ministral3": {
-        "architectures": ["Ministral3ForCausalLM"],
-        "tie_word_embeddings": False,
-        "rope_parameters": {"rope_theta": 1e4, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.4},
-    },
-    "qwen2": {
-        "architectures": ["Qwen2ForCausalLM"],
-        "tie_word_embeddings": True,
-        "attention_bias": True,
-        "use_sliding_window": True,
-        "sliding_window": 4,
-        "max_window_layers": 1,
-    },
-    "qwen3_moe": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "tie_word_embeddings": True,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 12,
-    },
-    "glm4_moe": {
-        "architectures": ["Glm4MoeForCausalLM"],
-        "tie_word_embeddings": False,
-        "use_qk_norm": True,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 12,
-        "routed_scaling_factor": 1.5,
-    },
-    "minimax_m2": {
-        "architectures": ["MiniMaxM2ForCausalLM"],
-        "tie_word_embeddings": False,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "rotary_dim": 4,
-    },
-    "gpt_oss": {
-        "architectures": ["GptOssForCausalLM"],
-        "tie_word_embeddings": False,
-        "attention_bias": True,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    },
-}
+MODELS = {kind: {"tie_word_embeddings": False, **cases.run} for kind, cases in FAMILIES.items()}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +58,8 @@ def test_transformers_reads_what_we_write(tmp_path, kind, dtype):
     """The model folder and an export are the same model, in which nothing is missing, to transformers and to us."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tools.write_model(tmp_path / "model", model_type=kind, **MODELS[kind])
+    architectures = [registry.MODEL_TYPES[kind]]
+    tools.write_model(tmp_path / "model", model_type=kind, architectures=architectures, **MODELS[kind])
     run = tools.train_here(tmp_path, f"model.dtype={dtype}", "optim.learning_rate=3e-2")
     exported = tmp_path / "exported"
     written = tools.invoke("export", run.path, "--to", exported)

@@ -144,7 +144,7 @@ def test_both_names_of_the_text_model_are_read(folder) -> None:
     save_file({renamed(name): tensor for name, tensor in stored.items()}, other / "model.safetensors")
     (other / "config.json").write_text((folder / "model/config.json").read_text())
     assert torch.equal(our_logits(other, IDS), our_logits(folder / "model", IDS))
-    files = pretrained.check(other, registry.build(pretrained.model_config(other)))
+    files = pretrained.check(other, registry.build(registry.model_config(other)))
     assert {*files.carried} == {renamed(name) for name in others(folder / "model")}
 
 
@@ -210,7 +210,7 @@ def test_a_head_is_tied_as_in_transformers(kind, tower, tmp_path, monkeypatch) -
             del part["tie_word_embeddings"]
             part |= {} if tied is None else {"tie_word_embeddings": tied}
         (tmp_path / "config.json").write_text(json.dumps(config))
-        spec = registry.build(pretrained.model_config(tmp_path))
+        spec = registry.build(registry.model_config(tmp_path))
         model, info = AutoModelForImageTextToText.from_pretrained(tmp_path, output_loading_info=True)
         assert spec.tied == (model.lm_head.weight is model.get_input_embeddings().weight)
         if missing := info["missing_keys"]:
@@ -236,7 +236,7 @@ def test_a_tensor_under_both_names_is_refused(files, tower, tmp_path) -> None:
         names = {"a": "a.safetensors", "b": "b.safetensors"}
         (tmp_path / pretrained.INDEX).write_text(json.dumps({"weight_map": names}))
         said = f"{HEAD} in {tmp_path}/a.safetensors and lm_head.weight in {tmp_path}/b.safetensors are the same tensor"
-    spec = registry.build(pretrained.model_config(tower))
+    spec = registry.build(registry.model_config(tower))
     with pytest.raises(UserError) as caught:
         pretrained.check(tmp_path, spec)
     assert said in str(caught.value)

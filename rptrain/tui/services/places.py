@@ -100,11 +100,10 @@ def _has_weights(directory: Path) -> bool:
 
 def _model(path: str, directory: Path, source: str) -> FoundModel:
     from rptrain.models.families import registry
-    from rptrain.models.weights import pretrained
 
     weights = _has_weights(directory) or path == "tiny-tasks"
     try:
-        spec = registry.build(pretrained.model_config(directory))
+        spec = registry.build(registry.model_config(directory))
     except UserError as error:
         return FoundModel(path, source, 0, str(error), weights)
     return FoundModel(path, source, spec.num_parameters, _family(spec.architecture), weights)

@@ -10,7 +10,7 @@ from rptrain.kernels.batch import Rotation
 from rptrain.models.families import registry
 from rptrain.models.layers.moe import MoEBlock
 
-architectures = pytest.mark.parametrize("architecture", registry.BUILDERS)
+architectures = pytest.mark.parametrize("architecture", registry.FAMILIES)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 DOCUMENTS = [[5, 6], [11]]
 EVERY_EXPERT = {"num_experts_per_tok": 5}  # so that rounding changes no choice

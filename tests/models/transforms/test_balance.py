@@ -11,7 +11,8 @@ from rptrain.models.locate import read_config
 from rptrain.models.transforms.balance import balance_of, balanced, note
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
-from tests.models.conftest import COMMON, VARIANTS, Native
+from tests.families import VARIANTS
+from tests.models.conftest import COMMON, Native
 from tests.models.test_against_transformers import by_stored_name
 
 ONE = torch.ones(())

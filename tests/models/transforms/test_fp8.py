@@ -14,7 +14,7 @@ from rptrain.models.families.registry import build
 from rptrain.models.transforms.fp8 import with_fp8
 from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.lora import LoRA, with_lora
-from rptrain.models.weights.quantized import with_base
+from rptrain.models.transforms.quantize import with_base
 from rptrain.schedule.costs import Work
 from rptrain.schedule.machine import CARDS
 from rptrain.utils.errors import UserError

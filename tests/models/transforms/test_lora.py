@@ -12,12 +12,13 @@ from rptrain.models.transforms.lora import ENDS, LoRA, adapted, set_magnitudes, 
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 from tests.cases import long
+from tests.families import FAMILIES
 from tests.models.conftest import Native
 from tests.models.layers.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
 
 IDS, LABELS = torch.arange(22) * 7 % 61, torch.arange(22) * 11 % 61
 MODELS = ["llama", "llama-tied", "qwen3", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"]
-OTHERS = ["granite-tied", "seed-oss", "smollm3", "olmo3", "phi3-partial", "ministral3", "llama-biases"]
+OTHERS = [[*cases.variants][-1] for cases in FAMILIES.values() if not cases.experts]
 models = pytest.mark.parametrize("checkpoint", [*MODELS, *map(long, OTHERS)], indirect=True)
 
 

@@ -7,7 +7,8 @@ from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.transforms.lora import LoRA, target_names, with_lora
 from rptrain.models.transforms.names import has_experts
 from rptrain.utils.errors import UserError
-from tests.models.conftest import COMMON, VARIANTS
+from tests.families import VARIANTS
+from tests.models.conftest import COMMON
 
 EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SEVEN = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"

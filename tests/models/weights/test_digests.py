@@ -14,10 +14,10 @@ from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.models.spec import ModelSpec
 from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
+from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import digests, file_backed, pretrained, safetensors_io
 from rptrain.models.weights.digests import TensorDigests
 from rptrain.models.weights.file_backed import FileBackedWeights
-from rptrain.models.weights.quantized import with_base
 from rptrain.utils import file_digests
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel

@@ -14,9 +14,9 @@ from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.lora import LoRA, adapter_units, set_magnitudes, with_lora, without_adapters
+from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import file_backed, pretrained, quantized
 from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
-from rptrain.models.weights.quantized import with_base
 from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.utils.errors import UserError
 

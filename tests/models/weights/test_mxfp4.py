@@ -12,8 +12,8 @@ from rptrain.kernels.quant import MXFP4, dequantize, quantize
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
+from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import mxfp4, pretrained, quantized
-from rptrain.models.weights.quantized import with_base
 from rptrain.models.weights.safetensors_io import read_header
 from rptrain.utils.errors import UserError
 from tests.models.conftest import stored_bytes

@@ -9,8 +9,8 @@ from rptrain.kernels.quant import FORMATS, MXFP4, Quantized, format_of, fp8_form
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.models.transforms.lora import LoRA, set_magnitudes, with_lora, without_adapters
+from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import pretrained, quantized
-from rptrain.models.weights.quantized import with_base
 from rptrain.utils.errors import UserError
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
