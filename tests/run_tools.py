@@ -39,9 +39,9 @@ from rptrain.models.weights import pretrained
 from rptrain.planner import memory
 from rptrain.planner.choose import RunPlan
 from rptrain.planner.room import free_room
-from rptrain.runs import events as metrics
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events as metrics
 from rptrain.schedule.plan import Plan
 from rptrain.train.job import Job
 from rptrain.train.run import train

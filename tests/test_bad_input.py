@@ -16,11 +16,11 @@ from rptrain.checkpoint.atomic_dir import read_manifest
 from rptrain.models import registry
 from rptrain.planner import timings
 from rptrain.planner.choose import LIBRARIES, Workload, make_plan
-from rptrain.runs import events
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.line_file import LineFile
-from rptrain.runs.run_dir import RunDir
-from rptrain.runs.tail import end_of
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
+from rptrain.runs.records.line_file import LineFile
+from rptrain.runs.records.tail import end_of
 from rptrain.schedule.machine import CPU, Machine
 from rptrain.utils.errors import UserError
 

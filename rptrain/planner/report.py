@@ -86,8 +86,8 @@ from rptrain.planner.product_types import ProductType, product_types, suggested
 from rptrain.planner.refusals import Readiness, look
 from rptrain.planner.scaling import Scaling, scaling
 from rptrain.planner.timings import Conditions, load
-from rptrain.runs.outputs import Output
-from rptrain.runs.run_dir import RunDir, find
+from rptrain.runs.folder.outputs import Output
+from rptrain.runs.folder.run_dir import RunDir, find
 from rptrain.schedule import picture
 from rptrain.schedule.coarse import Coarse, coarse
 from rptrain.schedule.dispatch import dispatch

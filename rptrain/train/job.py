@@ -38,7 +38,7 @@ from rptrain.planner.memory import MemoryPlan, plan_run
 from rptrain.planner.model import find_files, for_hardware, lora_settings, trained_shape, training_model
 from rptrain.planner.refusals import adapter_of
 from rptrain.planner.timings import Conditions
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
 from rptrain.utils.errors import UserError
 from rptrain.utils.limited import end_idle
 from rptrain.utils.phases import phase

@@ -19,9 +19,9 @@ from rptrain.data.sequences import Sequences
 from rptrain.engine.store import UnitState
 from rptrain.models import registry
 from rptrain.planner.refusals import check_resumable
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.events import CheckpointDamaged, Event
-from rptrain.runs.run_dir import RunDir, forks
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir, forks
+from rptrain.runs.records.events import CheckpointDamaged, Event
 from rptrain.train.job import Job
 from rptrain.utils.errors import UserError
 

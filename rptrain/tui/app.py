@@ -16,20 +16,21 @@ from textual.events import Event
 from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen, Screen
 
+from rptrain.tui.chat.screen import ChatScreen
 from rptrain.tui.context import Context
-from rptrain.tui.messages import BeginWith, Correct, OpenChat, OpenRun, RunEnded, TakeBack
-from rptrain.tui.screens.chat import ChatScreen
-from rptrain.tui.screens.confirm import Confirm
-from rptrain.tui.screens.data import DataBrowser
-from rptrain.tui.screens.doctor import Doctor
-from rptrain.tui.screens.help import Help, meaning
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.screens.runs import Runs
+from rptrain.tui.data.screen import DataBrowser
+from rptrain.tui.dialogs.confirm import Confirm
+from rptrain.tui.dialogs.help import Help, meaning
+from rptrain.tui.doctor.screen import Doctor
+from rptrain.tui.export.exporting import export_run
+from rptrain.tui.messages import BeginWith, Browse, Correct, Export, OpenChat, OpenRun, RunEnded, TakeBack
+from rptrain.tui.new_run.screen import NewRun
+from rptrain.tui.outcomes import died, outcome, still_trains
+from rptrain.tui.run.screen import RunScreen
+from rptrain.tui.runs.screen import Runs
 from rptrain.tui.services import preferences
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.helper import ChildHelper, Helper
-from rptrain.tui.services.outcomes import died, outcome, still_trains
 from rptrain.tui.services.preferences import Look
 from rptrain.tui.themes import THEMES
 from rptrain.tui.turns import Turns
@@ -75,7 +76,7 @@ class RptrainApp(App[None]):
     async def on_mount(self) -> None:
         for kind in (signal.SIGTERM, signal.SIGHUP):  # the terminal is left as it was
             asyncio.get_running_loop().add_signal_handler(kind, partial(self.exit, return_code=128 + kind))
-        self.set_interval(LOOK_AFTER, self._look_after)
+        self.set_interval(LOOK_AFTER, self._notice_ends)
         self.set_interval(COLLECT_AFTER, self._collect)
         for name, make in (("new", NewRun), ("runs", Runs), ("doctor", Doctor)):
             self.add_mode(name, partial(make, self._shared))
@@ -109,13 +110,19 @@ class RptrainApp(App[None]):
     def on_open_chat(self, message: OpenChat) -> None:
         self.push_screen(ChatScreen(self._shared, message.path))
 
+    def on_browse(self, message: Browse) -> None:
+        self.push_screen(DataBrowser(self._shared, message.path, message.text))
+
+    def on_export(self, message: Export) -> None:
+        self.screen.run_worker(export_run(self.screen, self._shared, message.path))
+
     async def on_begin_with(self, message: BeginWith) -> None:
         await self.action_go("new")
         assert isinstance(self.screen, NewRun)
         self.screen.begin_with(message.path)
 
-    def _look_after(self) -> None:
-        for launched in self._shared.look_after():
+    def _notice_ends(self) -> None:
+        for launched in self._shared.take_ended():
             self.post_message(RunEnded(launched.path, launched.process.returncode, launched.began))
 
     def _collect(self) -> None:

@@ -13,7 +13,7 @@ from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.state import save_state
 from rptrain.models.adapters.freeze import freeze
-from rptrain.runs import events
+from rptrain.runs.records import events
 from tests import run_tools as tools
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rptrain.runs import listing
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.lanes import LaneRecord
-from rptrain.runs.listing import summaries
-from rptrain.runs.process import ProcessId, other_folders
-from rptrain.runs.run_dir import RunDir
-from rptrain.runs.view import SPREAD, RunView
+from rptrain.runs.folder import listing
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.listing import summaries
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records.lanes import LaneRecord
+from rptrain.runs.records.process import ProcessId, other_folders
+from rptrain.runs.view.run_view import SPREAD, RunView
 from rptrain.utils.errors import UserError
 
 from .test_view import OWN, START, process, snapshot, step, write, write_lanes

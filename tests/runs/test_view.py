@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.ending import ending_of
-from rptrain.runs.events import Progress, to_line
-from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot, StepNumbers
-from rptrain.runs.listing import summarize
-from rptrain.runs.process import ProcessId
-from rptrain.runs.view import ENDED, RunView
-from rptrain.tui.widgets.run_rows import Layout, Mark
+from rptrain.runs.folder.ending import ending_of
+from rptrain.runs.folder.listing import summarize
+from rptrain.runs.records.events import Progress, to_line
+from rptrain.runs.records.lanes import FILE, LaneRecord, OptimizerState, Snapshot, StepNumbers
+from rptrain.runs.records.process import ProcessId
+from rptrain.runs.view.run_view import ENDED, RunView
+from rptrain.tui.runs.run_rows import Layout, Mark
 
 OWN = ProcessId.of(os.getpid())
 START = {
@@ -332,7 +332,7 @@ def test_the_best_validation_loss_is_marked_and_that_of_void_steps_is_forgotten(
 
 
 def test_the_log_of_a_resumed_run_tells_of_a_death_before(tmp_path, monkeypatch):
-    monkeypatch.setattr("rptrain.runs.view_values.format_moment", str)
+    monkeypatch.setattr("rptrain.runs.view.values.format_moment", str)
     earlier = ProcessId(OWN.host, 1, f"{OWN.birth.partition('/')[0]}/1")
     again = {"event": "resumed", "time": 301.0, "step": 2, "path": "c"}
     write(tmp_path, START, process(earlier), step(1), step(2), step(3))

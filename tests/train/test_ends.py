@@ -18,7 +18,7 @@ from rptrain.inference.settings import AnswerSettings
 from rptrain.inference.weights import dense
 from rptrain.models.layers.generate import generate
 from rptrain.planner.room import free_room
-from rptrain.runs import events
+from rptrain.runs.records import events
 from rptrain.train.job import prepare_job
 
 from .. import run_tools as tools

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import pytest
 
 from rptrain.checkpoint.export import export
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.tui.services.preferences import save_look
 
 from .. import run_tools as tools

@@ -17,9 +17,9 @@ from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.engine.devices import cpu
 from rptrain.engine.devices.base import STREAMS
 from rptrain.models import registry
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
-from rptrain.runs.view import RunView
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
+from rptrain.runs.view.run_view import RunView
 from rptrain.schedule.plan import Plan
 from rptrain.utils.errors import TrainingError, UserError
 
@@ -192,8 +192,8 @@ def test_killed_after_the_last_save(folder, trainers, undisturbed):
 # Runs at the start of a process: its run does not end before the signal was sent, however late that is.
 HELD = """
 import os, time
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.events import Step
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.records.events import Step
 write = EventLog.write
 def held(log, event):
     write(log, event)

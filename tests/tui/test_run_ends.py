@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rptrain.tui.messages import OpenRun
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.screens.runs import Runs
+from rptrain.tui.new_run.screen import NewRun
+from rptrain.tui.outcomes import outcome, still_trains
+from rptrain.tui.run.screen import RunScreen
+from rptrain.tui.runs.screen import Runs
 from rptrain.tui.services import launch
-from rptrain.tui.services.outcomes import outcome, still_trains
 
 from .conftest import Made, Scripted, driven, notified, press_until, screen_text, settled, until
 from .recorded import BEGAN, make_run

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs import view as view_module
-from rptrain.runs.lanes import Work
-from rptrain.runs.view import RunView
-from rptrain.tui.widgets import run_head
+from rptrain.runs.records.lanes import Work
+from rptrain.runs.view import run_view as view_module
+from rptrain.runs.view.run_view import RunView
+from rptrain.tui.run import run_head
 
 from .conftest import Page, driven, widget_text
 from .recorded import make_run

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.timeline import SlotSpan, StepTimeline
-from rptrain.runs.view import RunView
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.widgets.lanes import Lanes
-from rptrain.tui.widgets.log_panel import LogPanel
-from rptrain.tui.widgets.schedule_panel import ProcessSchedule, SchedulePanel, part_lines, strip_of
+from rptrain.runs.records.timeline import SlotSpan, StepTimeline
+from rptrain.runs.view.run_view import RunView
+from rptrain.tui.run.lanes import Lanes
+from rptrain.tui.run.log_panel import LogPanel
+from rptrain.tui.run.schedule_panel import ProcessSchedule, SchedulePanel, part_lines, strip_of
+from rptrain.tui.run.screen import RunScreen
 
 from .conftest import Made, driven, press_until, screen_text, until, widget_text
 from .recorded import make_run

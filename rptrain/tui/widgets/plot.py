@@ -11,7 +11,7 @@ from textual.events import Click
 from textual.geometry import Region
 from textual.message import Message
 
-from rptrain.runs.series import thinned
+from rptrain.runs.view.series import thinned
 from rptrain.tui.widgets.line_widget import LineWidget
 from rptrain.utils.text import clipped, one_line
 from rptrain.utils.units import format_short
