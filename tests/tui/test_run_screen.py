@@ -228,7 +228,7 @@ async def test_a_run_that_ended_is_not_commanded_but_resumed(make: Made, tmp_pat
 @driven
 async def test_the_head_of_a_resumed_run_fits_into_60_columns(tmp_path: Path):
     view = RunView(make_run(tmp_path, steps=2, end="stopped", alive=False))
-    view.checkpoints.append(Checkpoint(BEGAN, 1_000_000, "checkpoints/checkpoint-1000000"))
+    view.results.checkpoints.append(Checkpoint(BEGAN, 1_000_000, "checkpoints/checkpoint-1000000"))
     head = RunHead()
     async with Page(head).run_test(size=(58, 4)) as pilot:  # without the padding
         head.show(view, "starting")

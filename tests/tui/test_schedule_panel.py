@@ -69,7 +69,7 @@ def test_an_average_that_is_much_longer_than_the_step_is_told():
 def test_a_pair_of_steps_is_named(tmp_path: Path):
     view = RunView(make_run(tmp_path / "runs", devices=1))
     assert view.timeline is not None
-    view.step_ended = view.recent[-1].time - 0.5
+    view.progress.step_ended = view.recent[-1].time - 0.5
     assert ProcessSchedule.of(view, titled=False).elapsed == 0.5
     view.timeline = replace(view.timeline, steps=2, seconds=4.0)
     part = ProcessSchedule.of(view, titled=False)

@@ -55,7 +55,7 @@ def curve(view: RunView, metric: str, axis: Axis, count: int) -> tuple[list[floa
         return thinned(places, _speeds(view), count)
     if (column := METRICS[metric]) is not None:
         return thinned(places, view.steps.column(column), count)
-    scores = [(score.step, score.score) for score in view.scores if score.name == VALIDATION_LOSS]
+    scores = [(score.step, score.score) for score in view.results.scores if score.name == VALIDATION_LOSS]
     xs = np.interp([step for step, _ in scores], [0.0, *view.steps.column("step")], [0.0, *places]).tolist()
     return thinned(xs, [np.nan if score is None else score for _, score in scores], count)
 
@@ -94,7 +94,9 @@ def results(views: Sequence[RunView]) -> list[Row]:
         Row("median of last losses", tuple(format_loss(_final_loss(view)) for view in views)),
         *_lowest_losses(views),
     ]
-    names = dict.fromkeys(score.name for view in views for score in view.scores if score.name != VALIDATION_LOSS)
+    names = dict.fromkeys(
+        score.name for view in views for score in view.results.scores if score.name != VALIDATION_LOSS
+    )
     rows += [_ranked(name, [_newest(view, name) for view in views], format_score, max) for name in names]
     rows.append(Row("tokens/s", tuple(format_speed(view.tokens_per_second) for view in views)))
     return [row for row in rows if set(row.values) != {DASH}]
@@ -192,7 +194,7 @@ def _final_loss(view: RunView) -> float | None:
 
 def _lowest_losses(views: Sequence[RunView]) -> Iterator[Row]:
     """With their steps: of runs of different lengths, the best is often the longest."""
-    lowest = [view.best for view in views]
+    lowest = [view.results.best for view in views]
     yield _ranked("lowest validation loss", [best and best.score for best in lowest], format_loss, min)
     yield Row("  at step", tuple(DASH if best is None else f"{best.step:,}" for best in lowest))
 
@@ -202,4 +204,4 @@ def _newest(view: RunView, name: str) -> float | None:
 
 
 def _scores(view: RunView, name: str) -> Iterator[float]:
-    return (score.score for score in view.scores if score.name == name and score.score is not None)
+    return (score.score for score in view.results.scores if score.name == name and score.score is not None)

@@ -19,7 +19,8 @@ from rptrain.runs.folder.event_log import EventLog
 from rptrain.runs.records.fields import time_of
 from rptrain.runs.records.lanes import FILE
 from rptrain.runs.records.process import other_folders
-from rptrain.runs.view.run_view import ENDED, RunView, State
+from rptrain.runs.view.process_view import ENDED, State
+from rptrain.runs.view.run_view import RunView
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular
 from rptrain.utils.paths import inside
@@ -128,9 +129,9 @@ def summarize(view: RunView) -> Summary:
         step=view.step,
         total_steps=view.total_steps,
         loss=view.loss,
-        validation_loss=view.validation_loss,
-        best_loss=None if view.best is None else view.best.score,
-        best_step=None if view.best is None else view.best.step,
+        validation_loss=view.results.validation_loss,
+        best_loss=None if view.results.best is None else view.results.best.score,
+        best_step=None if view.results.best is None else view.results.best.step,
         tokens_per_second=view.tokens_per_second,
         began=view.began,
         seconds=view.seconds(time.time()),

@@ -23,7 +23,7 @@ def saved_checkpoints(run: Path) -> list[Path]:
 def best_checkpoint(run: Path, checkpoints: Sequence[Path]) -> Path | None:
     """The one of a run's checkpoints with the lowest validation loss; None if no loss of theirs is recorded."""
     steps = {path.name.rpartition("-")[2]: path for path in checkpoints}
-    best = lowest(score for score in RunView(run, large=GLANCE).scores if str(score.step) in steps)
+    best = lowest(score for score in RunView(run, large=GLANCE).results.scores if str(score.step) in steps)
     return None if best is None else steps[str(best.step)]
 
 

@@ -10,7 +10,8 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, VerticalScroll
 
 from rptrain.runs.records.events import VALIDATION_LOSS
-from rptrain.runs.view.run_view import ENDED, RunView
+from rptrain.runs.view.process_view import ENDED
+from rptrain.runs.view.run_view import RunView
 from rptrain.runs.view.series import smoothed, thinned
 from rptrain.runs.view.usage import BUCKET, warming_up
 from rptrain.tui.run.memory_panel import MemoryPanel
@@ -27,7 +28,7 @@ def _by_step(column: str, style: str, view: RunView) -> Sequence[Curve]:
 
 
 def _losses(view: RunView) -> Sequence[Curve]:
-    scores = [score for score in view.scores if score.name == VALIDATION_LOSS and score.score is not None]
+    scores = [score for score in view.results.scores if score.name == VALIDATION_LOSS and score.score is not None]
     training = Curve(view.steps.column("step"), view.steps.column("loss"), "$loss", "training" if scores else "")
     if not scores:
         return (training,)
@@ -124,7 +125,7 @@ class Curves(Horizontal):
                 self._plot(kind).tell(kind.text(kind.value(view)), self._hint(kind))
         now = asyncio.get_running_loop().time()
         timed = view.recent[-1].time // BUCKET if view.recent and self.chosen is not None and self.chosen.timed else 0
-        source = (view, len(view.steps), len(view.scores), timed)
+        source = (view, len(view.steps), len(view.results.scores), timed)
         grown = self._drawn[:1] == (view,) and len(view.steps) > 1
         if source == self._drawn:
             return

@@ -13,7 +13,8 @@ from textual.message import Message
 from textual.reactive import reactive
 
 from rptrain.runs.records.lanes import LaneRecord, Snapshot
-from rptrain.runs.view.run_view import ENDED, RunView
+from rptrain.runs.view.process_view import ENDED, ProcessView
+from rptrain.runs.view.run_view import RunView
 from rptrain.runs.view.values import LaneView
 from rptrain.tui.widgets.line_widget import LineWidget
 from rptrain.tui.widgets.sizes import WIDE
@@ -37,19 +38,19 @@ class Group:
     empty: str  # text without lanes
     lanes: tuple[LaneView, ...]
     recent: tuple[Snapshot, ...]
-    room: int  # lanes to reserve room for, so that the layout does not move
+    reserved: int  # lanes that have space, so that the layout does not move
 
     @classmethod
-    def of(cls, view: RunView, most: int, state: str, empty: str, *, titled: bool) -> "Group":
+    def of(cls, view: ProcessView, most: int, state: str, empty: str, *, titled: bool) -> "Group":
         lanes = view.lanes
-        room = max(len(lanes), 0 if state in ENDED else len(view.devices), 1)
+        reserved = max(len(lanes), 0 if state in ENDED else len(view.devices), 1)
         end = _end(view, state) if titled else ""
         title = f"{view.name} · {end or _host(view)}" if titled else ""
-        return cls(title, bool(end), empty, lanes, tuple(view.recent)[-most:], room)
+        return cls(title, bool(end), empty, lanes, tuple(view.recent)[-most:], reserved)
 
     def height(self, detailed: bool) -> int:
         """Lines, with two for each lane if `detailed`."""
-        return bool(self.title) + self.room * (1 + detailed)
+        return bool(self.title) + self.reserved * (1 + detailed)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Shown:
     gone: bool  # the trainer, without records
 
     @classmethod
-    def of(cls, view: RunView, most: int, state: str, describe: Callable[[RunView, str], str]) -> "Shown":
+    def of(cls, view: RunView, most: int, state: str, describe: Callable[[ProcessView, str], str]) -> "Shown":
         """Data for lanes from a view; `state` is the view's, or "replay". `describe` says what a process does that has
         no lanes, from its view and its state.
         """
@@ -170,14 +171,14 @@ def _now(lane: LaneRecord, width: int) -> Content:
     return Content.styled(f"{text:<{width}}", style)
 
 
-def _end(view: RunView, state: str) -> str:
+def _end(view: ProcessView, state: str) -> str:
     """How a process ended that did not end as it should; empty for others."""
     if view.own_failure is not None:
         return f"failed: {view.own_failure}"
     return "dead" if state == "dead" else ""
 
 
-def _host(view: RunView) -> str:
+def _host(view: ProcessView) -> str:
     """The host memory of a process: in use, or as planned."""
     if (now := view.now) is not None:
         return f"host memory {format_bytes(now.process)} of {format_bytes(now.process + now.free)}"

@@ -93,10 +93,10 @@ def _optimizer(view: RunView) -> Iterator[tuple[str, str, str]]:
         yield f"  {optimizer.doing}", "", "$muted"
         yield f"  queue {optimizer.queue}", f"{took} per step", "$muted"
     else:
-        pace = view.seconds_per_step
+        pace = view.progress.seconds_per_step
         yield "  idle", "", "$muted"
         yield "  step time", DASH if pace is None else format_seconds(pace), "$muted"
-    yield "Saved", f"step {view.checkpoints[-1].step:,}" if view.checkpoints else DASH, "bold"
+    yield "Saved", f"step {view.results.checkpoints[-1].step:,}" if view.results.checkpoints else DASH, "bold"
 
 
 def _uses(view: RunView) -> Iterator[tuple[str, str, str]]:

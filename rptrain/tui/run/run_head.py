@@ -6,7 +6,8 @@ from rich.cells import cell_len
 from textual.content import Content
 
 from rptrain.runs.records.events import describe_score
-from rptrain.runs.view.run_view import ENDED, RunView
+from rptrain.runs.view.process_view import ENDED
+from rptrain.runs.view.run_view import RunView
 from rptrain.tui.widgets.bars import bar
 from rptrain.tui.widgets.line_widget import LineWidget
 from rptrain.tui.widgets.run_state import state_text
@@ -110,7 +111,9 @@ def _fitting(note: str, room: int) -> str:
 def _start(view: RunView) -> Content:
     """In place of the numbers of the process before."""
     numbers = "numbers after its first steps"
-    text = f"resumes from step {view.checkpoints[-1].step:,}; {numbers}" if view.checkpoints else numbers
+    text = (
+        f"resumes from step {view.results.checkpoints[-1].step:,}; {numbers}" if view.results.checkpoints else numbers
+    )
     return Content.styled(text, "$muted")
 
 
@@ -136,7 +139,7 @@ def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
     yield "tokens/s", format_speed(view.tokens_per_second)
     if average is not None:
         yield "tokens/s with the warm-up", format_speed(average)
-    best, newest = view.best, view.scores[-1] if view.scores else None
+    best, newest = view.results.best, view.results.scores[-1] if view.results.scores else None
     if best is not None:
         yield f"best validation, step {best.step:,}", format_loss(best.score)
     yield "of peak speed", format_percent(view.share_of_floor)
@@ -148,8 +151,8 @@ def _numbers(view: RunView) -> Iterator[tuple[str, str]]:
     yield "gradient norm", DASH if norm is None else format_short(norm)
     if newest is not None and newest is not best:
         yield describe_score(newest.name, newest.score)
-    if view.skipped:
-        yield "step skipped" if view.skipped == 1 else "steps skipped", f"{view.skipped:,}"
+    if view.progress.skipped:
+        yield "step skipped" if view.progress.skipped == 1 else "steps skipped", f"{view.progress.skipped:,}"
     if view.process_count > 1:
         yield "processes", str(view.process_count)
     yield "parameters", format_count(view.parameters)

@@ -15,6 +15,7 @@ from textual.reactive import reactive
 
 from rptrain.runs.records.lanes import LaneRecord
 from rptrain.runs.records.timeline import SlotSpan, StepTimeline
+from rptrain.runs.view.process_view import ProcessView
 from rptrain.runs.view.run_view import RunView
 from rptrain.tui.run.lanes import IDLE, KINDS, NAME
 from rptrain.tui.widgets.line_widget import LineWidget
@@ -43,14 +44,15 @@ class ProcessSchedule:
     pace: float | None = None  # seconds per step on average; None if unknown
 
     @classmethod
-    def of(cls, view: RunView, *, titled: bool) -> "ProcessSchedule":
+    def of(cls, view: ProcessView, *, titled: bool) -> "ProcessSchedule":
         actual, schedule = view.timeline, view.schedule
         planned, stages = None, tuple("".join(view.plan[:1]).partition("|")[0].split())
         if schedule is not None:
             planned = schedule.step if actual is None else schedule.at(actual.iteration)
             stages = schedule.stages
         now = view.now
-        ended = None if actual is not None and actual.steps > 1 else view.step_ended  # a pair began a step earlier
+        is_pair = actual is not None and actual.steps > 1  # it began a step earlier
+        ended = None if is_pair else view.progress.step_ended
         elapsed = None if now is None or ended is None else now.time - ended
         return cls(
             view.name if titled else "",
@@ -60,7 +62,7 @@ class ProcessSchedule:
             planned,
             actual,
             elapsed,
-            view.seconds_per_step,
+            view.progress.seconds_per_step,
         )
 
     @classmethod

@@ -15,7 +15,8 @@ from textual.screen import Screen
 from rptrain.runs.folder import control
 from rptrain.runs.folder.ending import Ending, ending_of
 from rptrain.runs.records.tail import end_of
-from rptrain.runs.view.run_view import ENDED, RunView
+from rptrain.runs.view.process_view import ENDED, ProcessView
+from rptrain.runs.view.run_view import RunView
 from rptrain.tui.context import Context
 from rptrain.tui.dialogs import terms
 from rptrain.tui.dialogs.confirm import Confirm
@@ -253,7 +254,7 @@ class RunScreen(Screen[None]):
             self.query_one(Curves).show(view, state)
         panel = self.query_one(LogPanel)
         panel.show_log(view.whole_log)
-        panel.show_samples(view.samples)
+        panel.show_samples(view.results.samples)
         panel.show_output(shortened(launched.said() if beginning and launched else end_of(log_of(self.path), OUTPUT)))
 
     def _show_devices(self, view: RunView, state: str) -> None:
@@ -293,7 +294,7 @@ class RunScreen(Screen[None]):
     def _to_correct(self, error: str) -> str | None:
         return setting_of(error, self._shared.draft.shown)
 
-    def _at_rest(self, view: RunView, state: str) -> str:
+    def _at_rest(self, view: ProcessView, state: str) -> str:
         """What a process does that has no lanes."""
         if self._beginning and (launched := self._launched) is not None:
             return _starting(launched, launched.said())
@@ -310,8 +311,8 @@ class RunScreen(Screen[None]):
             return ""
         if self.state == "finished":
             return str(self._view.loss_change or "")
-        if self.state == "stopped" and self._view.checkpoints:
-            return f"r resumes from step {self._view.checkpoints[-1].step:,}"
+        if self.state == "stopped" and self._view.results.checkpoints:
+            return f"r resumes from step {self._view.results.checkpoints[-1].step:,}"
         if not self._view.ended:
             asked = [word for word in (control.SAVE, control.STOP) if control.is_asked(self.path, word)]
             if control.is_asked(self.path, control.PAUSE) and self.state != "paused":
@@ -319,7 +320,7 @@ class RunScreen(Screen[None]):
             if asked:
                 return f"{' and '.join(asked).lower()} asked"
             if self.state == "paused":
-                saved = self._view.checkpoints[-1].step if self._view.checkpoints else 0
+                saved = self._view.results.checkpoints[-1].step if self._view.results.checkpoints else 0
                 return "space continues" if saved == self._view.step else "not saved: s saves"
             return ""
         return ""

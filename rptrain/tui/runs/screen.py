@@ -14,7 +14,7 @@ from textual.screen import Screen
 from textual.widgets import Label
 
 from rptrain.runs.folder.listing import Summary, delete
-from rptrain.runs.view.run_view import ENDED
+from rptrain.runs.view.process_view import ENDED
 from rptrain.tui.context import Context
 from rptrain.tui.dialogs import terms
 from rptrain.tui.dialogs.confirm import Confirm
