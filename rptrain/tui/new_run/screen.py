@@ -8,7 +8,7 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import Button, Static
 
@@ -26,6 +26,7 @@ from rptrain.tui.new_run.first_samples import first_samples
 from rptrain.tui.new_run.form import Form
 from rptrain.tui.new_run.inputs import Inputs
 from rptrain.tui.new_run.picker import Picker
+from rptrain.tui.new_run.plan_pane import PlanPane
 from rptrain.tui.new_run.plan_panel import PlanPanel
 from rptrain.tui.new_run.planning import Planned
 from rptrain.tui.new_run.sample_text import Samples
@@ -54,8 +55,6 @@ class NewRun(Screen[None]):
         self._shared = context
         self._edits = Edits(context.draft)
         self._file = context.draft.path  # that was opened or saved last
-        self._planned_text = ""  # the text of the shown plan, if it fits
-        self._planned_for = ("", "")  # the model and the data of the shown plan
         self._inputs: Inputs | None = None  # as the shown plan read them
         self._left = False  # another screen was shown
         self._is_launching = False
@@ -65,8 +64,12 @@ class NewRun(Screen[None]):
         return self._edits.draft
 
     @property
+    def _pane(self) -> PlanPane:
+        return self.query_one(PlanPane)
+
+    @property
     def _panel(self) -> PlanPanel:
-        return self.query_one(PlanPanel)
+        return self._pane.panel
 
     def compose(self) -> ComposeResult:
         yield TopBar("new", str(self._draft.path))
@@ -76,9 +79,7 @@ class NewRun(Screen[None]):
                 with Horizontal(id="actions"):
                     yield Button("Start ^r", id="start", variant="primary", compact=True)
                     yield Button("Save ^s", id="save", compact=True)
-            with VerticalScroll(id="plan"):
-                yield PlanPanel()
-                yield AdviceList()
+            yield PlanPane()
             with Samples(id="samples"):
                 yield Static("", id="sample")
         yield Static("", id="about", markup=False)
@@ -144,19 +145,12 @@ class NewRun(Screen[None]):
     def _changed(self) -> None:
         self._shared.unsaved = self._edits.unsaved
         self._show_file()
-        self._clear_other()
-        self._panel.busy = True
+        subject = self._subject()
+        if subject != self._pane.subject:  # it says something about the samples of other data
+            self.query_one(Form).note("data.max_length", "")
+        self._pane.expect(subject)
         self.query_one("#start", Button).disabled = True
         self._plan()
-
-    def _clear_other(self) -> None:
-        """Removes the plan of another model, and what it says about the samples of other data."""
-        subject = self._subject()
-        if subject != self._planned_for:
-            self.query_one(Form).note("data.max_length", "")
-        if subject[0] != self._planned_for[0]:
-            self._panel.planned = None
-            self.query_one(AdviceList).propose(None)
 
     def _subject(self) -> tuple[str, str]:
         return self._draft.shown("model.path"), self._draft.shown(DATA)
@@ -193,18 +187,15 @@ class NewRun(Screen[None]):
             return
         if not self._is_of_size(planned, text):
             return
-        panel = self._panel
-        panel.problem, panel.planned, panel.busy = "", planned, False
-        self._planned_text, self._planned_for = text if planned.fits else "", self._subject()
+        self._pane.show(planned, text, self._subject())
         self.query_one("#start", Button).disabled = not planned.fits
         refusals = planned.report["refusals"]
         self._edits.invalid = {one["key"]: one["message"] for one in refusals if field_of(one["key"])}
         self._mark()
-        self.query_one(AdviceList).propose(planned)
         self.query_one(Form).note("data.max_length", length_note(planned.report["length"]))
         self.query_one(Form).note_epochs(planned.report["length"])
-        if panel.starts:
-            panel.starts = False
+        if self._panel.starts:
+            self._panel.starts = False
             self.action_start()
         if self.query_one(Samples).display:
             self._show_samples()
@@ -246,13 +237,10 @@ class NewRun(Screen[None]):
         return config.save.output_dir, config.log.run_name or "run"
 
     def _show_problem(self, problem: str) -> None:
-        panel = self._panel
-        panel.problem, panel.busy, self._planned_text = problem, False, ""
-        panel.note = ""  # it may be about a name before
+        self._pane.refuse(problem)
         self.query_one("#start", Button).disabled = True
-        self.query_one(AdviceList).propose(None)
-        if panel.starts:
-            panel.starts = False
+        if self._panel.starts:
+            self._panel.starts = False
             self._say_why_not()
 
     @on(AdviceList.OptionSelected, "#advice")
@@ -261,11 +249,11 @@ class NewRun(Screen[None]):
             self.action_remedy(int(event.option.id))
 
     def action_advice(self) -> None:
-        self.query_one(AdviceList).focus()
+        self._pane.advice.focus()
 
     def action_remedy(self, number: int) -> None:
         """Takes a change that the plan proposes, from 1."""
-        if not (values := self.query_one(AdviceList).changes(number)):
+        if not (values := self._pane.advice.changes(number)):
             return
         self._take()
         try:
@@ -280,9 +268,8 @@ class NewRun(Screen[None]):
 
     @on(Samples.Shown)
     def _samples_shown(self) -> None:
-        """Loads the samples once there is room for them; a running plan brings them with it."""
-        panel = self._panel
-        if panel.planned is not None and not panel.busy and not panel.problem:
+        """Loads the samples once there is space for them; a running plan brings them with it."""
+        if self._pane.is_done:
             self._show_samples()
 
     @work(exclusive=True, group="samples")
@@ -370,7 +357,7 @@ class NewRun(Screen[None]):
         if self._is_launching:  # the key may arrive twice
             return
         self._take()
-        if self._planned_text == self._draft.text:
+        if self._pane.fits(self._draft.text):
             self._is_launching = True
             try:
                 await self._launch()
@@ -394,7 +381,7 @@ class NewRun(Screen[None]):
             self.notify(str(error), severity="error")
             return
         self._call_off()
-        self._planned_text, self._panel.busy = "", True  # made again on return to the screen
+        self._pane.expire()  # the plan is made again on return to the screen
         self._shared.helper.close()  # the run needs its memory
         self.post_message(OpenRun(launched.path, launched))
 
