@@ -31,7 +31,7 @@ from rptrain.tui.runs.screen import Runs
 from rptrain.tui.services import preferences
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.helper import ChildHelper, Helper
-from rptrain.tui.services.preferences import Look
+from rptrain.tui.services.preferences import ThemeName
 from rptrain.tui.themes import THEMES
 from rptrain.tui.turns import Turns
 from rptrain.tui.widgets.sizes import MEDIUM, NARROW, TALL, WIDE
@@ -42,7 +42,7 @@ from rptrain.utils.text import as_message, one_line
 CONFIG = Path("rptrain.toml")
 COLLECT_AFTER = 60.0  # seconds between two collections of garbage, which delay a key by up to 0.1 s
 KEY_NAMES = {"escape": "esc", "slash": "/", "plus": "+", "minus": "-", **{f"f{n}": f"F{n}" for n in range(1, 10)}}
-LOOK_AFTER = 2.0  # seconds between two checks of processes started here
+CHECK_AFTER = 2.0  # seconds between two checks of processes started here
 
 
 class RptrainApp(App[None]):
@@ -58,7 +58,7 @@ class RptrainApp(App[None]):
         Binding("f3", "go('runs')", "runs", show=False),
         Binding("f4", "go('doctor')", "doctor", show=False),
         Binding("f8", "picture", "picture", show=False),
-        Binding("f9", "look", "light or dark", show=False),
+        Binding("f9", "theme", "light or dark", show=False),
         Binding("ctrl+q", "quit", "quit", priority=True),
     ]
 
@@ -76,7 +76,7 @@ class RptrainApp(App[None]):
     async def on_mount(self) -> None:
         for kind in (signal.SIGTERM, signal.SIGHUP):  # the terminal is left as it was
             asyncio.get_running_loop().add_signal_handler(kind, partial(self.exit, return_code=128 + kind))
-        self.set_interval(LOOK_AFTER, self._notice_ends)
+        self.set_interval(CHECK_AFTER, self._notice_ends)
         self.set_interval(COLLECT_AFTER, self._collect)
         for name, make in (("new", NewRun), ("runs", Runs), ("doctor", Doctor)):
             self.add_mode(name, partial(make, self._shared))
@@ -202,11 +202,11 @@ class RptrainApp(App[None]):
         """Says how to leave: ctrl+c copies selected text, and leaves other programs."""
         self.notify("Press ctrl+q to leave; runs continue")
 
-    def action_look(self) -> None:
-        look: Look = "light" if self.theme == "dark" else "dark"
-        self.theme = look
+    def action_theme(self) -> None:
+        theme: ThemeName = "light" if self.theme == "dark" else "dark"
+        self.theme = theme
         try:
-            preferences.save_look(self._shared.preferences_path, look)
+            preferences.save_theme(self._shared.preferences_path, theme)
         except (OSError, UserError) as error:
             self.notify(f"the theme cannot be saved: {describe(error)}", severity="warning")
 
@@ -220,7 +220,7 @@ class RptrainApp(App[None]):
         yield SystemCommand("New run", "Choose a model, data and settings (F2)", partial(self._later, "go('new')"))
         yield SystemCommand("Runs", "Past and present runs (F3)", partial(self._later, "go('runs')"))
         yield SystemCommand("Doctor", "What this machine has (F4)", partial(self._later, "go('doctor')"))
-        yield SystemCommand("Light or dark", "Change the look, and keep it (F9)", self.action_look)
+        yield SystemCommand("Light or dark", "Change the look, and keep it (F9)", self.action_theme)
         yield SystemCommand("Picture", "Save the screen as an SVG file (F8)", self.action_picture)
         yield SystemCommand("Help", "What each key does (F1)", self.action_help)
         yield SystemCommand("Quit", "Leave; runs continue (ctrl+q)", self.action_quit)

@@ -110,7 +110,7 @@ async def test_a_run_that_ends_out_of_sight_is_told_on_any_screen(
     make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "while ! test -e go; do sleep 0.02; done; exit 3"))
-    monkeypatch.setattr("rptrain.tui.app.LOOK_AFTER", 0.05)
+    monkeypatch.setattr("rptrain.tui.app.CHECK_AFTER", 0.05)
     app = make()
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await until(pilot, lambda: "fits" in screen_text(app))

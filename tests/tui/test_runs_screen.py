@@ -183,8 +183,8 @@ async def test_enter_opens_and_escape_comes_back(make: Made, runs: Path):
 async def test_the_list_rests_behind_a_run_and_is_new_when_one_comes_back(make: Made, runs: Path, monkeypatch):
     monkeypatch.setattr("rptrain.tui.runs.screen.PAUSE", 0.05)
     looks: list[None] = []
-    look = RunFolder.look
-    monkeypatch.setattr(RunFolder, "look", lambda *given: looks.append(None) or look(*given))
+    read = RunFolder.read
+    monkeypatch.setattr(RunFolder, "read", lambda *given: looks.append(None) or read(*given))
     async with make().run_test(size=(80, 24)) as pilot:
         await listed(pilot)
         behind = pilot.app.screen

@@ -1,4 +1,4 @@
-"""The log of a run (`events.jsonl`): appends records, one process at a time, and looks for single ones."""
+"""The log of a run (`events.jsonl`): appends records, one process at a time, and finds single ones."""
 
 import logging
 import threading
@@ -24,7 +24,7 @@ def check_not_training(path: Path) -> None:
     """UserError if a process trains a run, or if its log cannot be read. Writes nothing."""
     try:
         with open_regular(path) as file:
-            _hold(path, file.fileno(), shared=True)
+            _lock_log(path, file.fileno(), shared=True)
     except BlockingIOError:
         raise _training(path) from None
     except FileNotFoundError:
@@ -51,7 +51,7 @@ def has_saved(path: Path | str) -> bool:
         return any(start in line for line in iter(partial(file.readline, _TAIL), b""))
 
 
-def _hold(path: Path | str, descriptor: int, *, shared: bool = False) -> str | None:
+def _lock_log(path: Path | str, descriptor: int, *, shared: bool = False) -> str | None:
     """Locks the log of a run. Returns why its file system has no locks; None if it has.
 
     BlockingIOError if another process trains the run. Without locks, the run's records say whether its last process
@@ -83,7 +83,7 @@ class EventLog:
         self._path = path
         self.no_locks: str | None = None
         try:
-            self._file = LineFile(path, lock=self._hold)
+            self._file = LineFile(path, lock=self._lock_file)
         except BlockingIOError:
             raise _training(path) from None
         except OSError as error:
@@ -95,8 +95,8 @@ class EventLog:
         self._lost, self._reason = 0, ""
         self._ended = False
 
-    def _hold(self, descriptor: int) -> None:
-        self.no_locks = _hold(self._path, descriptor)
+    def _lock_file(self, descriptor: int) -> None:
+        self.no_locks = _lock_log(self._path, descriptor)
 
     def write(self, event: Event) -> None:
         self._write(event, last=False)

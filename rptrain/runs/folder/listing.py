@@ -31,7 +31,7 @@ from rptrain.utils.units import format_bytes, format_duration, format_loss, form
 if TYPE_CHECKING:
     from rich.console import Console
 
-DROPPED = ("size", "took", "began", "tokens/s", "processes", "best validation")  # columns, if there is too little room
+DROPPED = ("size", "took", "began", "tokens/s", "processes", "best validation")  # columns, if there is too little space
 GAP = 2  # characters between two columns
 AT_ONCE = 50  # runs in the first report: more than a screen shows
 PERIOD = 0.5  # seconds between two reports

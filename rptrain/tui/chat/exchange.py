@@ -16,7 +16,7 @@ WAITING = "waits for the model"
 
 
 class Exchange(Vertical):
-    """A message, and below it the answers: side by side where there is room."""
+    """A message, and below it the answers: side by side where there is space."""
 
     def __init__(self, turn: ShownTurn) -> None:
         super().__init__()

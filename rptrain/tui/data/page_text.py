@@ -49,12 +49,12 @@ def _about(page: Page, problems: bool, width: int, bins: int) -> Iterator[Conten
     start = max(0, min(limit + 1 - bins // 2, len(places) - bins))
     for number, (bound, count) in list(enumerate(page.histogram))[start : start + bins]:
         name = f"{places[number - 1] + 1 if number else 1:,}-{bound:,}"
-        room = max(1, width - LABEL - COUNT - 2)
+        space = max(1, width - LABEL - COUNT - 2)
         style = "$primary" if bound <= page.max_length else "$warning"
-        line = Content.assemble(f"{name:>{LABEL}} ", bar(count / most, room, style), f" {count:>{COUNT},}")
+        line = Content.assemble(f"{name:>{LABEL}} ", bar(count / most, space, style), f" {count:>{COUNT},}")
         yield line
         if bound == page.max_length:
-            yield Content.styled(f"{'max_length':>{LABEL}} {f' {bound:,} tokens ':┄^{room}}", "$warning")
+            yield Content.styled(f"{'max_length':>{LABEL}} {f' {bound:,} tokens ':┄^{space}}", "$warning")
 
 
 def _row(row: Row) -> Content:

@@ -27,7 +27,7 @@ MARKS = {"ok": ("✓", "$success"), "warning": ("!", "$warning")}
 class Doctor(Screen[None]):
     TITLE = "Doctor"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("r", "look", "check again"),
+        Binding("r", "check", "check again"),
         Binding("j", "scroll(1)", show=False),
         Binding("k", "scroll(-1)", show=False),
     ]
@@ -49,17 +49,17 @@ class Doctor(Screen[None]):
 
     def on_screen_resume(self) -> None:
         if self._left and not self._seen:
-            self.action_look()
+            self.action_check()
         self._left = False
 
     def on_screen_suspend(self) -> None:
         if is_left(self):
             self._left = True
-            self.workers.cancel_group(self, "look")
+            self.workers.cancel_group(self, "check")
 
-    @work(exclusive=True, group="look")
+    @work(exclusive=True, group="check")
     @until_closed
-    async def action_look(self) -> None:
+    async def action_check(self) -> None:
         self._seen = False
         self._show(Static(Content.styled("looking at this machine: a few seconds …", "$muted")))
         try:
@@ -70,8 +70,8 @@ class Doctor(Screen[None]):
         self._seen = True
         self._show(*map(Line, findings))
         warnings = sum(finding.advice is not None for finding in findings)
-        told = {0: "no issues", 1: "1 issue"}.get(warnings, f"{warnings} issues")
-        self.query_one(TopBar).tell(told)
+        count = {0: "no issues", 1: "1 issue"}.get(warnings, f"{warnings} issues")
+        self.query_one(TopBar).tell(count)
 
     def _show(self, *lines: Widget) -> None:
         body = self.query_one("#findings")

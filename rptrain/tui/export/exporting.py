@@ -25,9 +25,9 @@ from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line, printable
 from rptrain.utils.units import format_bytes
 
-PAUSE = 0.3  # seconds between two looks at its output
+PAUSE = 0.3  # seconds between two readings of its output
 BAR = 30  # columns
-LINES = 3  # of its output that tell a failure
+LINES = 3  # of its output that say why it failed
 WORDS = {"checking": "checking the checkpoint", "writing": "writing", "reading back": "reading it back"}
 
 

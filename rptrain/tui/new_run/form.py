@@ -31,14 +31,14 @@ LAST_OF_SET = set_fields(0)[-1]
 class Row(Vertical):
     """A setting with its label, its value and, below it, the reason why that is invalid, or else a note.
 
-    `told`: the value that it was given, or that was last read.
+    `known`: the value that it was given, or that was last read.
     """
 
     def __init__(self, field: Field, shown: str) -> None:
         super().__init__(classes="setting")
         self.field = field
         self.editor: Choice | Entry | None = None  # before it is composed
-        self.told = shown
+        self.known = shown
         self._reason = self._note = ""
         self._below = Static("", classes="below", markup=False)
 
@@ -47,13 +47,13 @@ class Row(Vertical):
         with Horizontal(classes="row" if field.is_grouped else "row other"):
             yield Label(field.label, classes="label")
             if field.options:
-                self.editor = Choice(field.options, self.told, id=field.id)
+                self.editor = Choice(field.options, self.known, id=field.id)
                 yield self.editor
             else:
                 models = field.key == "model.path"
                 suggester = PathSuggester(() if models else DATA_SUFFIXES, models) if field.is_listed else None
                 self.editor = Entry(
-                    self.told, placeholder=field.placeholder, suggester=suggester, id=field.id, compact=True
+                    self.known, placeholder=field.placeholder, suggester=suggester, id=field.id, compact=True
                 )
                 yield self.editor
                 if field.is_listed:
@@ -66,7 +66,7 @@ class Row(Vertical):
         """Shows a value; leaves spaces around it as they were typed."""
         if self.editor is not None and shown not in (self.editor.value, self.editor.value.strip()):
             self.put(shown)
-        self.told = shown if self.editor is None else self.editor.value
+        self.known = shown if self.editor is None else self.editor.value
 
     def put(self, shown: str) -> None:
         if isinstance(self.editor, Entry):
@@ -164,9 +164,9 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
         """The edits since the last call."""
         found: list[tuple[Field, str]] = []
         for row in self.query(Row):
-            if row.editor is not None and row.editor.value != row.told:
-                row.told = row.editor.value
-                found.append((row.field, row.told))
+            if row.editor is not None and row.editor.value != row.known:
+                row.known = row.editor.value
+                found.append((row.field, row.known))
         return found
 
     def show(self, draft: Draft, refused: Mapping[str, Refused]) -> AwaitComplete:
@@ -264,7 +264,7 @@ class Form(VerticalScroll, can_focus=False, inherit_bindings=False):
             row.select()  # also if it has the focus already
 
     def _show_focus(self) -> None:
-        """Scrolls to the focused setting, and to the title of its group if there is room."""
+        """Scrolls to the focused setting, and to the title of its group if there is space."""
         if (row := self._focused()) is not None:
             region, height = row.virtual_region, self.size.height
             last = min(self.scroll_y, max(region.y - TITLE, 0))

@@ -39,7 +39,7 @@ class Item:
 class Question:
     """`find` returns the items; `show`, if given, returns a preview of the highlighted one, or of a typed path.
 
-    `first`: items that are known already, about which `find` may tell more; `paths`: whether the typed text may be a
+    `first`: items that are known already, about which `find` may say more; `paths`: whether the typed text may be a
     path, of a file with one of `suffixes` if there are any, or of a model's folder if `models`.
     """
 
@@ -114,14 +114,14 @@ class Picker(Dialog[str | None]):
         options.clear_options()
         self._narrow()
         self._set_searching(True)
-        self._look()
+        self._find()
 
     def _set_searching(self, searching: bool) -> None:
         self._searches, self._takes = searching, False
         self.query_one("#searching").display = searching
 
     @work(exclusive=True, group="find")
-    async def _look(self) -> None:
+    async def _find(self) -> None:
         options = self.query_one(OptionList)
         try:
             found = await self._question.find()

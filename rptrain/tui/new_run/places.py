@@ -15,7 +15,7 @@ from rptrain.utils.paths import expanded
 HERE = "."  # the place that is the current folder
 BUNDLED = "bundled"  # the source of what comes with the program
 DEEP = 3  # folders below a place that are looked into
-QUICK = 200  # names in the current folder that a quick look sees
+QUICK = 200  # names in the current folder that are searched without a wait
 MAX_FOLDERS = 4000  # folders that are looked into in all
 DATA_SUFFIXES = tuple(READERS)
 NOT_DATA = frozenset({"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"})
@@ -42,7 +42,7 @@ class FoundData:
 
 
 def own_models() -> list[str]:
-    """Folders in the current one that may be models: a quick look, for what `models` finds a moment later."""
+    """Folders in the current one that may be models, found without a wait; `models` finds them all a moment later."""
     return [name for name in _names(Path(HERE))[:QUICK] if os.path.isfile(Path(name) / "config.json")]
 
 

@@ -90,7 +90,7 @@ class PlanPanel(Widget):
             bubble, devices = format_percent(plan["bubble"]), str(report["machine"]["devices"])
             yield from self._pair(width, bubble, "bubble", devices, self._machine(report))
             yield Content.styled(self.planned.stages, "$muted")
-        if (length := report["length"]) and not self.planned.too_large:  # otherwise remedies need the room
+        if (length := report["length"]) and not self.planned.too_large:  # otherwise remedies need the space
             yield from self._length(length, width)
         for places in _alike(report["memory"]):
             yield Content("")
@@ -142,7 +142,7 @@ class PlanPanel(Widget):
 
     @staticmethod
     def _pair(width: int, first: str, unit: str, second: str, other: str) -> Iterator[Content]:
-        """Two values with their units: in one line if there is room."""
+        """Two values with their units: in one line if there is space."""
         left = Content.assemble((first, "bold"), (f" {unit}", "$muted"))
         right = Content.assemble((second, "bold"), (f" {other}", "$muted"))
         gap = max(2, 18 - left.cell_length)

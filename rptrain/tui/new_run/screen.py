@@ -42,7 +42,7 @@ from rptrain.tui.widgets.top_bar import TopBar
 from rptrain.utils.errors import UserError, describe
 
 PAUSE = 0.35  # seconds without typing before a plan is made
-WATCH_AFTER = 2.0  # seconds between looks at the files of the model and of the data
+WATCH_AFTER = 2.0  # seconds between two checks of the files of the model and of the data
 
 
 class NewRun(Screen[None]):

@@ -7,7 +7,7 @@ from rptrain.utils.text import one_line
 
 
 class Banner(Static):
-    """Takes no room without a text."""
+    """Takes no space without a text."""
 
     def __init__(self) -> None:
         super().__init__("", markup=False)

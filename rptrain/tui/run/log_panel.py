@@ -26,7 +26,7 @@ class LogPanel(Vertical):
         self.part = "log"
         self._texts: dict[str, Sequence[Content]] = {part: () for part in PARTS}
         self._wanted = ""  # the text that lines must contain
-        self._told: dict[str, Any] = {}  # the data that each part was made from
+        self._made_from: dict[str, Any] = {}  # the data that each part was made from
 
     def compose(self) -> ComposeResult:
         yield Static("", id="log-title")
@@ -101,9 +101,9 @@ class LogPanel(Vertical):
         if self._is_new("samples", len(samples)):
             self._set("samples", [_sample(sample) for sample in samples])
 
-    def _is_new(self, part: str, told: Any) -> bool:
-        before, self._told[part] = self._told.get(part), told
-        return before != told
+    def _is_new(self, part: str, data: Any) -> bool:
+        before, self._made_from[part] = self._made_from.get(part), data
+        return before != data
 
     def _set(self, part: str, text: Sequence[Content]) -> None:
         had = len(self._texts[part]) > 0

@@ -56,19 +56,19 @@ class MemoryPanel(LineWidget):
                 yield Content.styled(f"{name}{' ' * (width - len(name) - len(value))}{value}", style)
 
 
-def shortened(name: str, room: int) -> str:
-    """A name, in whole words if it is longer than `room`: a short name, or its first words. Indentation stays."""
+def shortened(name: str, width: int) -> str:
+    """A name, in whole words if it is longer than `width`: a short name, or its first words. Indentation stays."""
     text = name.lstrip()
     indent = name[: len(name) - len(text)]
-    room -= len(indent)
-    if len(text) > room:
+    width -= len(indent)
+    if len(text) > width:
         text = SHORT.get(text, _WORKERS.sub(r"\1", text))
-    if len(text) > room:
+    if len(text) > width:
         text = text.partition(",")[0]
     words = text.split(" ")
-    while len(words) > 1 and (len(" ".join(words)) > room or words[-1] in LINKS):
+    while len(words) > 1 and (len(" ".join(words)) > width or words[-1] in LINKS):
         words.pop()
-    return indent + clipped(" ".join(words), room)
+    return indent + clipped(" ".join(words), width)
 
 
 def _host(view: RunView, ended: bool) -> Iterator[tuple[str, str, str]]:
@@ -76,10 +76,10 @@ def _host(view: RunView, ended: bool) -> Iterator[tuple[str, str, str]]:
     last, host = view.recent[-1] if view.recent else None, view.host
     name = "Host 0" if view.process_count > 1 else "Host"  # those of other processes stand above their devices
     if last is not None:
-        room = last.process + last.free
+        total = last.process + last.free
         used = format_bytes(last.process)
-        yield (f"{name}, {MEASURED}", used, "bold") if ended else (name, f"{used} of {format_bytes(room)}", "bold")
-        yield BAR, str(last.process / room if room else 0.0), "$primary"
+        yield (f"{name}, {MEASURED}", used, "bold") if ended else (name, f"{used} of {format_bytes(total)}", "bold")
+        yield BAR, str(last.process / total if total else 0.0), "$primary"
     else:
         yield f"{name}, as planned", DASH if host is None else format_bytes(host.total), "bold"
         yield BAR, str(host.total / host.limit if host and host.limit else 0.0), "$primary"

@@ -63,10 +63,10 @@ class RunHead(LineWidget):
         if work.beside:
             return self._numbers(view, one_line(work.text))
         text = clipped(one_line(work.text), self.size.width)
-        room = min(self.size.width - cell_len(text) - 1, WORK)
-        if work.share is None or room < LEAST:
+        width = min(self.size.width - cell_len(text) - 1, WORK)
+        if work.share is None or width < LEAST:
             return Content(text)
-        return Content.assemble(bar(work.share, room, "$primary"), " ", text)
+        return Content.assemble(bar(work.share, width, "$primary"), " ", text)
 
     def _progress(self, view: RunView, state: str, note: str) -> Content:
         total = view.total_steps
@@ -80,10 +80,10 @@ class RunHead(LineWidget):
             when = f"{format_duration(view.eta)} left"
         right = Content.assemble(f" {steps}", (f"  {when:>12}", "$muted") if when else "")
         what = Content.assemble("  ", state_text(state), " " * (STATE - len(state)))
-        name, room = one_line(view.path.name), self.size.width - what.cell_length - right.cell_length
-        note = _fitting(note, room - min(cell_len(name), SHORTEST))
-        name = clipped(name, max(room - len(note) - LEAST, SHORTEST))
-        width = room - cell_len(name) - len(note)
+        name, space = one_line(view.path.name), self.size.width - what.cell_length - right.cell_length
+        note = _fitting(note, space - min(cell_len(name), SHORTEST))
+        name = clipped(name, max(space - len(note) - LEAST, SHORTEST))
+        width = space - cell_len(name) - len(note)
         share = view.step / total if total else 0.0
         rest = bar(share, width, "$primary") if width >= LEAST else " " * max(width, 0)
         return Content.assemble((name, "bold"), what, note, rest, right)
@@ -102,10 +102,10 @@ class RunHead(LineWidget):
         return Content.assemble(*(parts if step else parts[:-1]), step)
 
 
-def _fitting(note: str, room: int) -> str:
-    """The note and a gap, without what is in parentheses at its end or empty if there is too little room."""
+def _fitting(note: str, space: int) -> str:
+    """The note and a gap, without what is in parentheses at its end or empty if there is too little space."""
     texts = (f"{text}  " for text in (note, note.partition(" (")[0]) if text)
-    return next((text for text in texts if len(text) <= room), "")
+    return next((text for text in texts if len(text) <= space), "")
 
 
 def _start(view: RunView) -> Content:

@@ -84,7 +84,7 @@ class SchedulePanel(LineWidget):
         """A click anywhere on the panel."""
 
     parts: reactive[tuple[ProcessSchedule, ...]] = reactive((), repaint=False)
-    _count = 0  # lines, some of which there may be no room for yet
+    _count = 0  # lines, some of which there may be no space for yet
 
     def watch_parts(self) -> None:
         before = self._count

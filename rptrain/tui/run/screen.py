@@ -124,7 +124,7 @@ class RunScreen(Screen[None]):
         self._view: RunView | None = None
         self._replay: Replay | None = None
         self._pause = REMOTE_PAUSE if "SSH_CONNECTION" in os.environ else PAUSE
-        self._held = False  # the replay
+        self._replay_paused = False
         self._target: float | None = None  # the Unix time to which it is being moved
         self._scheduled = False  # whether it shows the schedule of a step
         self._ending: Ending | None = None  # of a run that failed or died
@@ -157,7 +157,7 @@ class RunScreen(Screen[None]):
             await asyncio.sleep(self._pause)
         view = self._view = await asyncio.to_thread(RunView, self.path, large=AT_FIRST)
         known = view.state, self._beginning
-        await self._look_at_ending(view)
+        await self._find_ending(view)
         self.query_one(LogPanel).turn_to("log" if view.log and known[1] != FAILED else "output")
         self.refresh_bindings()
         self._show()
@@ -169,10 +169,10 @@ class RunScreen(Screen[None]):
             if whole is not None and whole.done():
                 view, whole = whole.result(), None
                 self._view = view
-                await self._look_at_ending(view)
+                await self._find_ending(view)
                 self._show()
             if (replay := self._replay) is not None:
-                if not self._held and not replay.done:
+                if not self._replay_paused and not replay.done:
                     news = await asyncio.to_thread(replay.news, self._pause)
                     if self._replay is replay:  # not moved meanwhile
                         replay.add(news)
@@ -183,15 +183,15 @@ class RunScreen(Screen[None]):
             if now != known:
                 if view.ended and known[0] not in ENDED and self.path not in self._shared.launched:
                     self.post_message(RunEnded(self.path))
-                self._told(known, now)
+                self._turn_log(known, now)
                 known = now
-                await self._look_at_ending(view)
+                await self._find_ending(view)
                 self.refresh_bindings()
                 self._show()
             elif changed or now[1] == "starts":
                 self._show()
 
-    async def _look_at_ending(self, view: RunView) -> None:
+    async def _find_ending(self, view: RunView) -> None:
         begun = self._shared.launched.get(self.path)
         ours = begun is not None and view.process is not None and begun.process.pid == view.process.pid
         code = begun.process.poll() if begun is not None and ours else None
@@ -213,7 +213,7 @@ class RunScreen(Screen[None]):
             return ""
         return "starts" if self._launched.running else FAILED
 
-    def _told(self, before: tuple[str, str], now: tuple[str, str]) -> None:
+    def _turn_log(self, before: tuple[str, str], now: tuple[str, str]) -> None:
         """Shows the trainer's output until its run has events or if it failed to start, else the log of events."""
         assert self._view is not None
         if now[1] == FAILED or (now[1] and not self._view.log):
@@ -303,8 +303,8 @@ class RunScreen(Screen[None]):
     def _note(self) -> str:
         replay = self._replay
         if replay is not None:
-            held = ", paused" if self._held else ""
-            return f"×{replay.speed}{held}, {format_duration(replay.left):>4} left"
+            paused = ", paused" if self._replay_paused else ""
+            return f"×{replay.speed}{paused}, {format_duration(replay.left):>4} left"
         if beginning := self._beginning:
             return "" if beginning == "starts" else f"trainer {beginning}"
         if self._view is None:
@@ -335,7 +335,7 @@ class RunScreen(Screen[None]):
             return False
         if self._replay is not None:
             if action in ("pause", "go_on"):
-                return (action == "go_on") == self._held
+                return (action == "go_on") == self._replay_paused
             return action not in ("save", "stop", "export", "resume", "begin")
         if action in ("save", "stop"):
             return self._view is not None and not ended
@@ -352,34 +352,34 @@ class RunScreen(Screen[None]):
 
     def action_pause(self) -> None:
         if self._replay is not None:
-            self._held = True
+            self._replay_paused = True
             self._show()
         else:
-            self._tell(control.ask, control.PAUSE, "pausing after this step")
+            self._send(control.ask, control.PAUSE, "pausing after this step")
         self.refresh_bindings()
 
     def action_go_on(self) -> None:
         if self._replay is not None:
-            self._held = False
+            self._replay_paused = False
             self._show()
         else:
-            self._tell(control.withdraw, control.PAUSE, "continuing")
+            self._send(control.withdraw, control.PAUSE, "continuing")
         self.refresh_bindings()
 
     def action_save(self) -> None:
-        self._tell(control.ask, control.SAVE, "saving after this step")
+        self._send(control.ask, control.SAVE, "saving after this step")
 
     @work
     @until_closed
     async def action_stop(self) -> None:
         detail = "The state is saved after this step, and the run can be resumed."
         if await ask(self, Confirm(f"Stop {self.path.name}?", "Stop", detail, harmless=True)):
-            self._tell(control.ask, control.STOP, "stopping after this step; the state is saved")
+            self._send(control.ask, control.STOP, "stopping after this step; the state is saved")
 
-    def _tell(self, do: Callable[[Path, str], None], command: str, told: str) -> None:
+    def _send(self, do: Callable[[Path, str], None], command: str, message: str) -> None:
         try:
             do(self.path, command)
-            self.notify(told)
+            self.notify(message)
         except UserError as error:
             self.notify(str(error), severity="error")
         self._show()
@@ -399,7 +399,7 @@ class RunScreen(Screen[None]):
     @work
     @until_closed
     async def action_replay(self) -> None:
-        self._held, self._target = False, None
+        self._replay_paused, self._target = False, None
         replay = None if self._replay is not None else await asyncio.to_thread(Replay, self.path)
         self._replay = replay
         self._show()

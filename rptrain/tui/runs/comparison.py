@@ -50,7 +50,7 @@ class Comparison(Horizontal):
         self.axis: Axis = AXES[(AXES.index(self.axis) + 1) % len(AXES)]
 
     def turn_table(self) -> None:
-        """The table in the whole width, or the curves, beside the table if there is room for both."""
+        """The table in the whole width, or the curves, beside the table if there is space for both."""
         self.toggle_class("-table")
 
     def show(self, compared: Compared, marks: Sequence[Mark]) -> None:
@@ -75,7 +75,7 @@ def _table(compared: Compared, names: Sequence[str], marks: Sequence[Mark]) -> I
         min(max(map(cell_len, (head, *(_value(row, index) for row in rows)))), LONGEST) + GAP
         for index, head in enumerate(heads)
     ]
-    cells = [_cell(head, room, mark.style) for head, room, mark in zip(heads, columns, marks, strict=True)]
+    cells = [_cell(head, width, mark.style) for head, width, mark in zip(heads, columns, marks, strict=True)]
     yield Content.assemble((_padded("results", left), "bold"), *cells)
     yield from _lines(compared.results, left, columns)
     if len(names) < 2:
@@ -94,7 +94,7 @@ def _table(compared: Compared, names: Sequence[str], marks: Sequence[Mark]) -> I
 def _lines(rows: Sequence[Row], left: int, columns: Sequence[int]) -> Iterator[Content]:
     for row in rows:
         cells = [
-            _cell(_value(row, index), room, "bold" if row.best == index else "") for index, room in enumerate(columns)
+            _cell(_value(row, index), width, "bold" if row.best == index else "") for index, width in enumerate(columns)
         ]
         yield Content.assemble(_cell(one_line(row.name), left, "$muted"), *cells)
 
@@ -103,9 +103,9 @@ def _value(row: Row, index: int) -> str:
     return one_line(row.values[index]) + (" ✓ best" if row.best == index else "")
 
 
-def _cell(text: str, room: int, style: str) -> tuple[str, str]:
-    return _padded(clipped(text, room - GAP), room), style
+def _cell(text: str, width: int, style: str) -> tuple[str, str]:
+    return _padded(clipped(text, width - GAP), width), style
 
 
-def _padded(text: str, room: int) -> str:
-    return text + " " * (room - cell_len(text))
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))

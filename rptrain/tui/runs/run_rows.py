@@ -95,12 +95,12 @@ class Layout:
         left = width - MARK - NAME
         preferred = max(0, min(longest + 2, PREFERRED) - NAME)
         columns: list[tuple[str, int]] = []
-        offered = {name: room for name, room in COLUMNS.items() if validated or name != BEST}
-        for name, room in offered.items():
-            if room > left - (0 if name in FIRST else preferred):
+        offered = {name: size for name, size in COLUMNS.items() if validated or name != BEST}
+        for name, size in offered.items():
+            if size > left - (0 if name in FIRST else preferred):
                 break
-            columns.append((name, room))
-            left -= room
+            columns.append((name, size))
+            left -= size
         extra = max(0, min(left, min(longest + 2, LONGEST) - NAME))
         if len(columns) == len(offered):  # the last one takes what is left
             columns[-1] = columns[-1][0], columns[-1][1] + left - extra
@@ -110,16 +110,16 @@ class Layout:
         """The names of the columns; that of the order is marked."""
         shown = "run" if order.column in ("run", *dict(self.columns)) else f"run · {order.column} {order.arrow}"
         parts = [" " * MARK]
-        for name, room in (("run", self.name), *self.columns):
+        for name, size in (("run", self.name), *self.columns):
             text = f"{name} {order.arrow}" if name == order.column else shown if name == "run" else name
-            parts.append(f"{text:<{room}}")
+            parts.append(f"{text:<{size}}")
         return Content.styled("".join(parts), "$muted")
 
     def column_at(self, x: int) -> str | None:
         """The column of the heading at a place; None beyond the last."""
         end = MARK
-        for name, room in (("run", self.name), *self.columns):
-            end += room
+        for name, size in (("run", self.name), *self.columns):
+            end += size
             if x < end:
                 return name
         return None
@@ -130,7 +130,7 @@ class Layout:
         return Content.assemble(
             (f"{mark.letter:<{MARK}}", mark.style),
             (shown + " " * (self.name - cell_len(shown)), "bold"),
-            *(_padded(cells[column], room) for column, room in self.columns),
+            *(_padded(cells[column], size) for column, size in self.columns),
         )
 
 
@@ -159,7 +159,7 @@ def _cells(run: Summary) -> Iterator[tuple[str, Content]]:
     yield "model", Content.styled(one_line(run.model) + several, "$muted")
 
 
-def _padded(cell: Content, room: int) -> Content:
-    if cell.cell_length >= room:
-        cell = cell[: room - 2] + Content("…")
-    return cell + Content(" " * (room - cell.cell_length))
+def _padded(cell: Content, size: int) -> Content:
+    if cell.cell_length >= size:
+        cell = cell[: size - 2] + Content("…")
+    return cell + Content(" " * (size - cell.cell_length))

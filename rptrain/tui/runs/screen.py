@@ -122,34 +122,34 @@ class Runs(Screen[None]):
     @until_closed
     async def _follow(self) -> None:
         await self._in_sight.wait()
-        with ExitStack() as held:  # input, until there are runs that it can be about
-            held.enter_context(self._shared.readings.reading())
+        with ExitStack() as pending:  # input, until there are runs that it can be about
+            pending.enter_context(self._shared.readings.reading())
 
             def fill(found: list[Summary], total: int) -> None:
-                held.close()
+                pending.close()
                 self._read = len(found), total
                 with suppress(NoMatches):  # the screen was closed
                     if len(found) >= 2 * self.query_one(RunList).counts[1]:  # in all, each row is drawn about twice
                         self._show(found)
                     else:
-                        self._tell()
+                        self._show_count()
 
-            found = await self._folder.look(fill)
+            found = await self._folder.read(fill)
             self._read = None
             self._show(found)
         while True:
             await asyncio.sleep(PAUSE)
             await self._in_sight.wait()
-            self._show(await self._folder.look())
+            self._show(await self._folder.read())
 
     def _show(self, found: list[Summary]) -> None:
         shared = self._shared
         self.query_one(RunList).show(with_starting(found, shared.runs_folder, shared.launched.values()))
-        self._tell()
+        self._show_count()
         self._compare()
         self._offer()
 
-    def _tell(self) -> None:
+    def _show_count(self) -> None:
         """Says how many runs are shown, or how many are read."""
         shown, total = self.query_one(RunList).counts
         text = str(self._shared.runs_folder)
@@ -182,7 +182,7 @@ class Runs(Screen[None]):
     @on(Filter.Changed)
     def _narrow(self, event: Filter.Changed) -> None:
         self.query_one(RunList).narrow(event.value)
-        self._tell()
+        self._show_count()
         self._offer()
 
     def action_list(self) -> None:
@@ -296,7 +296,7 @@ class Runs(Screen[None]):
             self.notify(str(error), severity="error")
         except OSError as error:
             self.notify(f"not all of it could be deleted: {describe(error)}", severity="error")
-        self._show(await self._folder.look())
+        self._show(await self._folder.read())
 
     def action_export(self) -> None:
         if (run := self._chosen) is not None:

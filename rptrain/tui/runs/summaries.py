@@ -63,14 +63,14 @@ class RunFolder:
         self._views: dict[Path, RunView] = {}  # of the compared runs
         self._thread = ThreadPoolExecutor(1, "runs")
 
-    async def look(self, tell: Tell | None = None) -> list[Summary]:
+    async def read(self, tell: Tell | None = None) -> list[Summary]:
         """The current runs, the newest first; none if the folder does not exist. `tell`: that of `Listing.read`, called
         in this thread.
         """
-        loop, told = asyncio.get_running_loop(), None
+        loop, report = asyncio.get_running_loop(), None
         if tell is not None:
-            told = partial(loop.call_soon_threadsafe, tell)  # an error ends the reading once the loop is closed
-        return await loop.run_in_executor(self._thread, self._listing.read, told)
+            report = partial(loop.call_soon_threadsafe, tell)  # an error ends the reading once the loop is closed
+        return await loop.run_in_executor(self._thread, self._listing.read, report)
 
     async def compare(self, runs: Sequence[Path], metric: str, axis: Axis, count: int) -> Compared:
         """The comparison of these runs, with at most `count` points of each curve."""
