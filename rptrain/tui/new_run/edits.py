@@ -78,7 +78,7 @@ class Edits:
             self.suggest()
 
     def begin(self) -> None:
-        """Sets what suits the model, the data and the method of a config without edits. No message names the changes."""
+        """Sets what suits the model, the data and the method of a config without edits, and announces no changes."""
         self.suggest()
         self._replaced.clear()
 
