@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.commit import commit
-from rptrain.runs.outputs import replace_text
+from rptrain.runs.folder.outputs import replace_text
 
 
 def bench(setting: str) -> dict[str, Any]:

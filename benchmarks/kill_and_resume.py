@@ -15,8 +15,8 @@ from random import Random
 from signal import SIGKILL
 
 from benchmarks.commit import commit
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.utils.files import file_sha256, open_regular
 
 

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.commit import commit
-from rptrain.runs import events
+from rptrain.runs.records import events
 
 STEPS, LAST = 120, 20
 CONFIG = """

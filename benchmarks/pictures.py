@@ -19,7 +19,7 @@ from rich.text import Text
 from textual.pilot import Pilot
 
 from benchmarks.animated_svg import combine, without_fonts
-from rptrain.runs.view import RunView
+from rptrain.runs.view.run_view import RunView
 from rptrain.tui.app import RptrainApp, make_app
 from rptrain.tui.services.draft import Draft
 

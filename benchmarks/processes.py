@@ -23,8 +23,8 @@ import psutil
 from benchmarks.commit import commit
 from rptrain.planner.gpus import resolve
 from rptrain.planner.hardware import device_kind
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 
 LOOK = 0.05  # seconds between two looks at the records
 HOST = "host memory"

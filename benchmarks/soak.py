@@ -29,9 +29,9 @@ from benchmarks.commit import commit
 from benchmarks.holdings import Holdings, added, counts, holdings
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.config.schema import Config
-from rptrain.runs import events
-from rptrain.runs.control import PAUSE, STOP, ask, withdraw
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.control import PAUSE, STOP, ask, withdraw
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.train.run import train
 from rptrain.train.telemetry import MAX_BYTES
 from tests.checkpoints import verify_checkpoint

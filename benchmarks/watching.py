@@ -34,11 +34,11 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from benchmarks.commit import commit
-from rptrain.runs.events import Estimated, Event, Plan, ProcessStarted, RunStarted, Step, to_line
-from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot, StepNumbers
-from rptrain.runs.process import ProcessId
-from rptrain.runs.timeline import Schedule, SlotSpan, StepTimeline
-from rptrain.runs.view import RunView
+from rptrain.runs.records.events import Estimated, Event, Plan, ProcessStarted, RunStarted, Step, to_line
+from rptrain.runs.records.lanes import FILE, LaneRecord, OptimizerState, Snapshot, StepNumbers
+from rptrain.runs.records.process import ProcessId
+from rptrain.runs.records.timeline import Schedule, SlotSpan, StepTimeline
+from rptrain.runs.view.run_view import RunView
 
 DEVICES = tuple(f"cuda:{number}" for number in range(8))
 STAGES = ("F0-7", "FB8-28", "B0-7")

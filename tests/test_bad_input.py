@@ -1,32 +1,33 @@
 """What a person gets wrong ends with 2 and a message that says what to do, before weights are loaded."""
 
-import json
-import os
-import re
-import shutil
+from . import run_tools as tools
+from .cases import long
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-
-import pytest
-import torch
-from safetensors.torch import load_file, save_file
-
 from rptrain.checkpoint.atomic_dir import read_manifest
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.planner import timings
-from rptrain.planner.choose import LIBRARIES, Workload, make_plan
-from rptrain.runs import events
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.line_file import LineFile
-from rptrain.runs.run_dir import RunDir
-from rptrain.runs.tail import end_of
-from rptrain.schedule.machine import CPU, Machine
+from rptrain.planner.choose import LIBRARIES
+from rptrain.planner.choose import Workload
+from rptrain.planner.choose import make_plan
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
+from rptrain.runs.records.line_file import LineFile
+from rptrain.runs.records.tail import end_of
+from rptrain.schedule.machine import CPU
+from rptrain.schedule.machine import Machine
 from rptrain.utils.errors import UserError
-
-from . import run_tools as tools
-from .cases import long
+from safetensors.torch import load_file
+from safetensors.torch import save_file
+import json
+import os
+import pytest
+import re
+import shutil
+import torch
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from rptrain.checkpoint.export_progress import KIND, Report
 from rptrain.cli import argv
 from rptrain.cli.commands import MessageFormatter, app
 from rptrain.config.resolve import Resolved, resolve
-from rptrain.runs.events import VALIDATION_LOSS, Evaluation, Step, to_line
-from rptrain.runs.run_dir import RunDir, begin
+from rptrain.runs.folder.run_dir import RunDir, begin
+from rptrain.runs.records.events import VALIDATION_LOSS, Evaluation, Step, to_line
 from rptrain.utils.errors import UserError
 
 from .run_tools import write_checkpoint

@@ -8,8 +8,8 @@ import pytest
 
 from rptrain.config.resolve import resolve
 from rptrain.data import tasks
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.train.job import prepare_job
 from rptrain.train.run import train
 

@@ -14,7 +14,7 @@ from rptrain.config.resolve import resolve
 from rptrain.config.schema import keys
 from rptrain.data import formats
 from rptrain.models.weights import safetensors_io
-from rptrain.runs import events
+from rptrain.runs.records import events
 from rptrain.utils.errors import UserError
 
 QUICK, LONG = 40, 2000  # examples of each kind

@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 
 from rptrain.config.resolve import resolve
 from rptrain.kernels.quant import FORMATS, dequantize, format_of, quantize
-from rptrain.runs import events as metrics
+from rptrain.runs.records import events as metrics
 from rptrain.train.job import prepare_job
 from rptrain.train.run import train
 

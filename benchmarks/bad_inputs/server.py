@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
     *("rptrain.cli.commands", "rptrain.train.run", "rptrain.inference.generate", "rptrain.checkpoint.export"),
     *("rptrain.planner.report", "rptrain.planner.text", "rptrain.bench.run", "rptrain.bench.show"),
-    *("rptrain.runs.listing", "rptrain.data.preview", "rptrain.tui.start", "rptrain.data.loader"),
+    *("rptrain.runs.folder.listing", "rptrain.data.preview", "rptrain.tui.start", "rptrain.data.loader"),
     *("transformers.models.auto.tokenization_auto", "transformers.models.auto.modeling_auto", "tokenizers"),
     *("transformers.convert_slow_tokenizer", "transformers.models.qwen3", "safetensors", "peft"),
     *("jinja2.sandbox", "pyarrow.parquet", "pyarrow.csv", "numpy.random", "rich.progress", "tomlkit", "filecmp"),

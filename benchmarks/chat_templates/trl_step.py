@@ -28,7 +28,7 @@ from benchmarks.chat_templates.trl_masks import family_of, reason_for, trl_mask,
 from benchmarks.commit import commit
 from rptrain.config.resolve import resolve
 from rptrain.data.formats import read
-from rptrain.runs import events
+from rptrain.runs.records import events
 from rptrain.train.run import train
 
 TEMPLATES = ("glm4moe", "gptoss", "qwen2_5")

@@ -26,8 +26,8 @@ from benchmarks.commit import commit
 from benchmarks.golden import unpack
 from benchmarks.reading import chats
 from benchmarks.reading.measure import Peak, cache_hashes
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],

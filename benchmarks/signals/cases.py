@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.signals.process import Trainer, Usual, usual
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.runs.signals import INTERRUPTED
 from tests import run_tools as tools
 

@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from rptrain.runs import events
-from rptrain.runs.event_log import is_finished
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.event_log import is_finished
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from tests import run_tools as tools
 
 STEPS = 200

@@ -30,7 +30,7 @@ from rptrain.utils.paths import leads_inside
 
 EXPORTED = "model"  # the folder of a run's exported model
 STEP, LOSS = "step", "validation_loss"  # in the manifest of an export
-# Records of a run's events (runs/events.py) that tell which state a model has that an earlier version exported.
+# Records of a run's events (runs/records/events.py) that tell which state a model has that an earlier version exported.
 _TELLING = re.compile(rb'\{"schema":1,"event":"(run_started|best_loaded|finished)",')
 _LONGEST = 8192  # bytes of such a record
 

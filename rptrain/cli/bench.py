@@ -42,8 +42,8 @@ def bench(
     """
     with exit_codes():
         from rptrain.bench.trace import PRODUCER, document
-        from rptrain.runs.outputs import Output, check
-        from rptrain.runs.run_dir import resolve_config
+        from rptrain.runs.folder.outputs import Output, check
+        from rptrain.runs.folder.run_dir import resolve_config
         from rptrain.schedule.trace import mark
 
         resolved = resolve_config(config, overrides or ())

@@ -37,7 +37,7 @@ def chat(
     with exit_codes():
         if system != system.encode(errors="replace").decode():
             raise UserError("--system is not UTF-8 text")
-        from rptrain.runs.named import named_source
+        from rptrain.runs.folder.named import named_source
 
         path = named_source(source, RUNS)
         settings = AnswerSettings(temperature, top_p, max_new_tokens, seed)
@@ -46,7 +46,7 @@ def chat(
             from rptrain.cli.talk import Talk
             from rptrain.inference.load import LoadedChat
             from rptrain.planner.room import free_room
-            from rptrain.runs.listing import training_beside
+            from rptrain.runs.folder.listing import training_beside
 
             loaded = LoadedChat(path, free_room(training_beside(path)), placement)
             if base:

@@ -50,7 +50,7 @@ def clean(
     if no row is good.
     """
     with exit_codes():
-        from rptrain.runs.run_dir import resolve_config
+        from rptrain.runs.folder.run_dir import resolve_config
 
         settings = resolve_config(config).config if config else None
         with PhaseDisplay(shown=not as_json):

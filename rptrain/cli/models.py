@@ -50,7 +50,7 @@ def export(
     export; only its path is on standard output.
     """
     with exit_codes():
-        from rptrain.runs.named import named_source
+        from rptrain.runs.folder.named import named_source
 
         path, to = named_source(source, RUNS), expanded(to)
         asked = is_terminal(sys.stdin) and is_terminal(sys.stderr) and not (force or as_json)
@@ -92,14 +92,14 @@ def generate(
         said = [*(prompts or ()), *(prompt or ())]
         if not said:
             raise UserError('no prompt: write it after the run, such as rptrain generate runs/my "Who are you?"')
-        from rptrain.runs.named import named_source
+        from rptrain.runs.folder.named import named_source
 
         path = named_source(source, RUNS)
         with PhaseDisplay(shown=not as_json), phase("preparing the answer", unit=""):
             with PROCESS.importing():
                 from rptrain.inference.generate import Request, generate_text, stream_text
                 from rptrain.planner.room import free_room
-                from rptrain.runs.listing import training_beside
+                from rptrain.runs.folder.listing import training_beside
 
             room = free_room(training_beside(path))
             request = Request(path, said, max_new_tokens, temperature, seed, raw, _tell)

@@ -80,8 +80,8 @@ def plan(
     with exit_codes():
         with gc_disabled(), PhaseDisplay(shown=not as_json), phase("planning", unit=""):
             from rptrain.planner.network import Nodes
-            from rptrain.runs.outputs import Output, check
-            from rptrain.runs.run_dir import resolve_config
+            from rptrain.runs.folder.outputs import Output, check
+            from rptrain.runs.folder.run_dir import resolve_config
             from rptrain.schedule import picture
             from rptrain.schedule.trace import PRODUCER, mark
 

@@ -27,9 +27,9 @@ def runs(
     A comparison shows their results, and the settings that differ.
     """
     with exit_codes():
-        from rptrain.runs.listing import show, summaries, summarize
-        from rptrain.runs.named import named_run
-        from rptrain.runs.view import RunView
+        from rptrain.runs.folder.listing import show, summaries, summarize
+        from rptrain.runs.folder.named import named_run
+        from rptrain.runs.view.run_view import RunView
         from rptrain.utils.console import output
         from rptrain.utils.phase_display import PhaseDisplay
 
@@ -39,7 +39,7 @@ def runs(
         if as_json:
             print(json.dumps([run.to_dict() for run in found], indent=2))
         elif len(views) > 1:
-            from rptrain.runs.comparison import show as show_comparison
+            from rptrain.runs.folder.comparison import show as show_comparison
 
             show_comparison(views, output())
         elif found:
@@ -58,7 +58,7 @@ def attach(
 ) -> None:
     """Watch a run in the terminal interface, or replay a finished run. Leaving it does not stop the run."""
     with exit_codes():
-        from rptrain.runs.named import named_run
+        from rptrain.runs.folder.named import named_run
         from rptrain.tui.start import open_interface
 
         open_interface(named_run(run, folder))

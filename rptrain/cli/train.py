@@ -36,7 +36,7 @@ def train(
 
     with Watchdog(PROCESS.native, ends_process=PROCESS.installed) as watchdog, exit_codes(), PROCESS.handled():
         from rptrain.engine.distributed.launch import Launch
-        from rptrain.runs.run_dir import find, resolve_config
+        from rptrain.runs.folder.run_dir import find, resolve_config
 
         resolved = resolve_config(config, overrides or ())
         if dry_run:
@@ -82,7 +82,7 @@ def _with_others(resolved: "Resolved", error: UserError) -> UserError:
 def _check(resolved: "Resolved", *, as_json: bool) -> None:
     """`--dry-run`: plans the run, and shows its config. Raises UserError with all mistakes."""
     from rptrain.config.resolve import render
-    from rptrain.runs.run_dir import find
+    from rptrain.runs.folder.run_dir import find
 
     keep_allocator_tidy()
     with PhaseDisplay(shown=not as_json):

@@ -11,8 +11,8 @@ from rptrain.planner.changes import with_value
 from rptrain.planner.choose import Workload
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.timings import FILE, Conditions, Timings, difference, read
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.schedule.machine import Card, card_named
 from rptrain.utils.errors import UserError
 

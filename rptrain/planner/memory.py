@@ -28,7 +28,7 @@ from rptrain.models.weights.quantized import loading_bytes
 from rptrain.planner.choose import LIBRARIES, RunPlan, Workload, exchange_bytes, least_footprint, make_plan, row_bytes
 from rptrain.planner.hardware import Gpu, Hardware, usable
 from rptrain.planner.model import carried_bytes
-from rptrain.runs.run_dir import RunDir, forks
+from rptrain.runs.folder.run_dir import RunDir, forks
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.utils.errors import UserError
 from rptrain.utils.page_locks import locking_notes

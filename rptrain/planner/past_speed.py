@@ -6,9 +6,9 @@ from typing import Any
 
 from rptrain.checkpoint.metadata import RUN_CONFIG
 from rptrain.config.schema import Config
-from rptrain.runs.listing import GLANCE
-from rptrain.runs.run_dir import RunDir
-from rptrain.runs.view import RunView
+from rptrain.runs.folder.listing import GLANCE
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.view.run_view import RunView
 from rptrain.utils.errors import UserError
 
 LEAST_STEPS = 8  # of a run whose speed is shown: its first steps are slower

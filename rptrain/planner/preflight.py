@@ -24,7 +24,7 @@ from rptrain.planner.refusals import (
     data_sets,
     look_at_files,
 )
-from rptrain.runs.run_dir import check_creatable, find, forks
+from rptrain.runs.folder.run_dir import check_creatable, find, forks
 
 
 def machine_and_model(resolved: Resolved) -> tuple[Hardware, Path, ModelSpec]:

@@ -29,8 +29,8 @@ from rptrain.inference import evaluate
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.pretrained import WeightFiles
 from rptrain.planner.model import find_files, lora_settings
-from rptrain.runs.event_log import check_not_training
-from rptrain.runs.run_dir import RunDir, check_creatable, find, forks
+from rptrain.runs.folder.event_log import check_not_training
+from rptrain.runs.folder.run_dir import RunDir, check_creatable, find, forks
 from rptrain.utils.errors import UserError, explained
 
 TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}  # their modules

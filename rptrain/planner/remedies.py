@@ -19,7 +19,7 @@ from rptrain.planner.changes import LIMITS, Change, Changes, in_order, with_chan
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.ladders import GIB, Ladders
 from rptrain.planner.memory import Kind, MemoryPlan, least_memory, plan_run, saves
-from rptrain.runs.run_dir import changed
+from rptrain.runs.folder.run_dir import changed
 from rptrain.schedule.plan import Stage
 from rptrain.utils.errors import UserError
 

@@ -53,49 +53,80 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
     data         see rptrain/data/preview.py; null without --show-data
 """
 
-import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
-from rptrain.data.datasets import batches_of, find_tokenizer, training_set
-from rptrain.data.preview import Preview, preview
+from rptrain.data.datasets import batches_of
+from rptrain.data.datasets import find_tokenizer
+from rptrain.data.datasets import training_set
+from rptrain.data.preview import Preview
+from rptrain.data.preview import preview
 from rptrain.engine.meter import Measured
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelShape
 from rptrain.models.transforms import balance
-from rptrain.planner import auto, short_steps
-from rptrain.planner.advice import Advice, advise
-from rptrain.planner.choose import DTYPES, RunPlan
-from rptrain.planner.disk import DiskReading, disk_reading
+from rptrain.planner import auto
+from rptrain.planner import short_steps
+from rptrain.planner.advice import Advice
+from rptrain.planner.advice import advise
+from rptrain.planner.choose import DTYPES
+from rptrain.planner.choose import RunPlan
+from rptrain.planner.disk import DiskReading
+from rptrain.planner.disk import disk_reading
 from rptrain.planner.hardware import Hardware
 from rptrain.planner.learning_rate import low_rate
-from rptrain.planner.length import RunLength, length_of, warnings_of
+from rptrain.planner.length import RunLength
+from rptrain.planner.length import length_of
+from rptrain.planner.length import warnings_of
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.measured_run import MeasuredRun
-from rptrain.planner.memory import MemoryPlan, least_memory, long_text_warning, plan_run, with_saved
-from rptrain.planner.model import find_files, for_hardware, trained_shape, training_model
+from rptrain.planner.memory import MemoryPlan
+from rptrain.planner.memory import least_memory
+from rptrain.planner.memory import long_text_warning
+from rptrain.planner.memory import plan_run
+from rptrain.planner.memory import with_saved
+from rptrain.planner.model import find_files
+from rptrain.planner.model import for_hardware
+from rptrain.planner.model import trained_shape
+from rptrain.planner.model import training_model
 from rptrain.planner.network import Nodes
-from rptrain.planner.past_speed import PastSpeed, past_speed
+from rptrain.planner.past_speed import PastSpeed
+from rptrain.planner.past_speed import past_speed
 from rptrain.planner.preflight import machine_and_model
-from rptrain.planner.product_types import ProductType, product_types, suggested
-from rptrain.planner.refusals import Readiness, look
-from rptrain.planner.scaling import Scaling, scaling
-from rptrain.planner.timings import Conditions, load
-from rptrain.runs.outputs import Output
-from rptrain.runs.run_dir import RunDir, find
+from rptrain.planner.product_types import ProductType
+from rptrain.planner.product_types import product_types
+from rptrain.planner.product_types import suggested
+from rptrain.planner.refusals import Readiness
+from rptrain.planner.refusals import look
+from rptrain.planner.scaling import Scaling
+from rptrain.planner.scaling import scaling
+from rptrain.planner.timings import Conditions
+from rptrain.planner.timings import load
+from rptrain.runs.folder.outputs import Output
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.folder.run_dir import find
 from rptrain.schedule import picture
-from rptrain.schedule.coarse import Coarse, coarse
+from rptrain.schedule.coarse import Coarse
+from rptrain.schedule.coarse import coarse
 from rptrain.schedule.dispatch import dispatch
-from rptrain.schedule.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
-from rptrain.schedule.simulate import Timeline, simulate
+from rptrain.schedule.roofline import Sizes
+from rptrain.schedule.roofline import Verdict
+from rptrain.schedule.roofline import backward_intensity
+from rptrain.schedule.roofline import forward_intensity
+from rptrain.schedule.roofline import judge
+from rptrain.schedule.roofline import ridge
+from rptrain.schedule.simulate import Timeline
+from rptrain.schedule.simulate import simulate
 from rptrain.schedule.trace import chrome_trace
 from rptrain.utils.errors import UserError
 from rptrain.utils.phases import phase
+from typing import Any
+import json
 
 PICTURE_CHUNK = 256 << 20  # bytes: pictures show no smaller pieces of a copy
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from rptrain.planner.choose import RunPlan
-from rptrain.runs.timeline import Schedule, window
+from rptrain.runs.records.timeline import Schedule, window
 from rptrain.schedule.dispatch import dispatch
 from rptrain.schedule.plan import Computation
 from rptrain.schedule.simulate import COMPUTATION, simulate

@@ -18,11 +18,11 @@ from rptrain.planner.hardware import here
 from rptrain.planner.memory import with_saved
 from rptrain.planner.refusals import check_adapters
 from rptrain.planner.simulated_step import simulated_step
-from rptrain.runs import events
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.process import ProcessId
-from rptrain.runs.run_dir import OWN, RunDir, begin, changed, check_creatable, find, forks
-from rptrain.runs.view import RunView
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import OWN, RunDir, begin, changed, check_creatable, find, forks
+from rptrain.runs.records import events
+from rptrain.runs.records.process import ProcessId
+from rptrain.runs.view.run_view import RunView
 from rptrain.train.group import Group
 from rptrain.train.job import Job, prepare_job, resolve_auto
 from rptrain.train.resume import Resume, with_recorded_padding

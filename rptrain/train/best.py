@@ -7,8 +7,8 @@ from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.checkpoint.run_states import checkpoints_by_loss
 from rptrain.checkpoint.state import load_state
 from rptrain.engine.store import UnitState
-from rptrain.runs.events import BestLoaded, CheckpointDamaged, Event
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records.events import BestLoaded, CheckpointDamaged, Event
 
 
 def load_best(

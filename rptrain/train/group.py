@@ -14,8 +14,8 @@ from rptrain.config.schema import Config
 from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.peers import Kept, Peers, Shared
 from rptrain.engine.distributed.versions import differing
-from rptrain.runs.control import Commands
-from rptrain.runs.events import Event, ProcessSlow
+from rptrain.runs.folder.control import Commands
+from rptrain.runs.records.events import Event, ProcessSlow
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import UserError
 from rptrain.utils.phases import phase

@@ -6,7 +6,7 @@ from pathlib import Path
 from rptrain.engine.distributed.peers import Peers
 from rptrain.planner.short_steps import tokens_of
 from rptrain.planner.text import describe, model_sentence
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
 from rptrain.train.job import Job
 from rptrain.utils.text import counted, one_line
 from rptrain.utils.units import format_rate, format_seconds

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from rptrain.engine.iteration import PendingLoss, StepResult
-from rptrain.runs.events import Event, LossScale, StepSkipped
+from rptrain.runs.records.events import Event, LossScale, StepSkipped
 from rptrain.train.job import Job
 from rptrain.utils.errors import TrainingError
 

@@ -10,12 +10,12 @@ from typing import Self
 
 from rich.console import Console
 
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.events import BestLoaded, Event, LossesRepeated, Resumed, Step
-from rptrain.runs.lanes import Phase
-from rptrain.runs.loss_change import finished_sentence
-from rptrain.runs.pace import REPORTS, SHORTEST
-from rptrain.runs.view import RunView
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.records.events import BestLoaded, Event, LossesRepeated, Resumed, Step
+from rptrain.runs.records.lanes import Phase
+from rptrain.runs.records.loss_change import finished_sentence
+from rptrain.runs.view.pace import REPORTS, SHORTEST
+from rptrain.runs.view.run_view import RunView
 from rptrain.utils.console import console as standard_console
 from rptrain.utils.phase_display import PhaseDisplay
 from rptrain.utils.phases import Phase as LongPhase

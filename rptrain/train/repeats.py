@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from math import isfinite
 
-from rptrain.runs.events import Event, LossDiffers, LossesRepeated
-from rptrain.runs.series import Steps
+from rptrain.runs.records.events import Event, LossDiffers, LossesRepeated
+from rptrain.runs.view.series import Steps
 
 
 class RepeatedSteps:

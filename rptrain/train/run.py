@@ -7,8 +7,8 @@ from functools import partial
 from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
 from rptrain.planner.refusals import check_trackers
-from rptrain.runs.control import Control, StopRequested
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.control import Control, StopRequested
+from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.signals import PROCESS
 from rptrain.train.begin import Begun, begin_run, prepare_run, record_start, share
 from rptrain.train.group import Group, joined

@@ -11,10 +11,10 @@ from rptrain.config.types import format_size
 from rptrain.engine.distributed.peers import PeerLost
 from rptrain.engine.errors import EngineError
 from rptrain.engine.failures import GpuFailure, gpu_failure
-from rptrain.runs.control import STOP, StopRequested
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.events import Failed, Finished, Stopped
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.control import STOP, StopRequested
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records.events import Failed, Finished, Stopped
 from rptrain.runs.signals import INTERRUPTED, PROCESS
 from rptrain.train.save import Saver
 from rptrain.train.telemetry import Telemetry

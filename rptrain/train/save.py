@@ -18,8 +18,8 @@ from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
 from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.store import UnitState
-from rptrain.runs.events import CheckpointSaved, Event, SaveFailed
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records.events import CheckpointSaved, Event, SaveFailed
 from rptrain.train.job import Job
 from rptrain.train.validation import EarlyStopping
 from rptrain.utils.errors import UserError, describe

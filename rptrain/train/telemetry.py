@@ -1,4 +1,4 @@
-"""A thread that records what the devices do in `lanes.jsonl`; `rptrain.runs.lanes` defines the records."""
+"""A thread that records what the devices do in `lanes.jsonl`; `rptrain.runs.records.lanes` defines the records."""
 
 import math
 import threading
@@ -17,11 +17,11 @@ from rptrain.engine.failures import gpu_failure
 from rptrain.engine.recorder import Activity, LaneState
 from rptrain.engine.store import available_bytes
 from rptrain.engine.trace import Span
-from rptrain.runs.events import Event, MemoryLow, Slots, SlotTime, TelemetryFailed
-from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, OptimizerState, Phase, Snapshot, StepNumbers, Work
-from rptrain.runs.line_file import LineFile
-from rptrain.runs.timeline import StepTimeline, window
-from rptrain.runs.usage import progress_of
+from rptrain.runs.records.events import Event, MemoryLow, Slots, SlotTime, TelemetryFailed
+from rptrain.runs.records.lanes import FILE, OLD_FILE, LaneRecord, OptimizerState, Phase, Snapshot, StepNumbers, Work
+from rptrain.runs.records.line_file import LineFile
+from rptrain.runs.records.timeline import StepTimeline, window
+from rptrain.runs.view.usage import progress_of
 from rptrain.schedule.plan import Slot
 from rptrain.utils.errors import RunDeleted, UserError, describe
 from rptrain.utils.liveness import progressed

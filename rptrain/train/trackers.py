@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from rptrain.config.schema import Config
 from rptrain.planner.refusals import TRACKERS
-from rptrain.runs.events import Evaluation, Event, Step, TrackerFailed
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records.events import Evaluation, Event, Step, TrackerFailed
 from rptrain.utils.errors import describe
 from rptrain.utils.liveness import progressed
 from rptrain.utils.paths import inside

@@ -21,9 +21,9 @@ from rptrain.kernels.compiling import COMPILED
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.planner.short_steps import tokens_of
-from rptrain.runs import events
-from rptrain.runs.control import LOOK, Commands, Control, StopRequested
-from rptrain.runs.lanes import Phase, StepNumbers
+from rptrain.runs.folder.control import LOOK, Commands, Control, StopRequested
+from rptrain.runs.records import events
+from rptrain.runs.records.lanes import Phase, StepNumbers
 from rptrain.runs.signals import PROCESS
 from rptrain.train import validation
 from rptrain.train.begin import Begun, record_plan

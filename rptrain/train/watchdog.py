@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from rptrain.config.schema import Engine as EngineConfig
-from rptrain.runs.events import CheckpointSaved, Event, Failed, Stalled, Stopped, last_record
+from rptrain.runs.records.events import CheckpointSaved, Event, Failed, Stalled, Stopped, last_record
 from rptrain.runs.signals import INTERRUPTED
 from rptrain.utils.errors import RunDeleted, UserError
 from rptrain.utils.liveness import idle_seconds, progressed

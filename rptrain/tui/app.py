@@ -16,21 +16,22 @@ from textual.events import Event
 from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen, Screen
 
+from rptrain.tui.chat.screen import ChatScreen
 from rptrain.tui.context import Context
-from rptrain.tui.messages import BeginWith, Correct, OpenChat, OpenRun, RunEnded, TakeBack
-from rptrain.tui.screens.chat import ChatScreen
-from rptrain.tui.screens.confirm import Confirm
-from rptrain.tui.screens.data import DataBrowser
-from rptrain.tui.screens.doctor import Doctor
-from rptrain.tui.screens.help import Help, meaning
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.screens.runs import Runs
+from rptrain.tui.data.screen import DataBrowser
+from rptrain.tui.dialogs.confirm import Confirm
+from rptrain.tui.dialogs.help import Help, meaning
+from rptrain.tui.doctor.screen import Doctor
+from rptrain.tui.export.exporting import export_run
+from rptrain.tui.messages import BeginWith, Browse, Correct, Export, OpenChat, OpenRun, RunEnded, TakeBack
+from rptrain.tui.new_run.screen import NewRun
+from rptrain.tui.outcomes import died, outcome, still_trains
+from rptrain.tui.run.screen import RunScreen
+from rptrain.tui.runs.screen import Runs
 from rptrain.tui.services import preferences
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.helper import ChildHelper, Helper
-from rptrain.tui.services.outcomes import died, outcome, still_trains
-from rptrain.tui.services.preferences import Look
+from rptrain.tui.services.preferences import ThemeName
 from rptrain.tui.themes import THEMES
 from rptrain.tui.turns import Turns
 from rptrain.tui.widgets.sizes import MEDIUM, NARROW, TALL, WIDE
@@ -41,7 +42,7 @@ from rptrain.utils.text import as_message, one_line
 CONFIG = Path("rptrain.toml")
 COLLECT_AFTER = 60.0  # seconds between two collections of garbage, which delay a key by up to 0.1 s
 KEY_NAMES = {"escape": "esc", "slash": "/", "plus": "+", "minus": "-", **{f"f{n}": f"F{n}" for n in range(1, 10)}}
-LOOK_AFTER = 2.0  # seconds between two checks of processes started here
+CHECK_AFTER = 2.0  # seconds between two checks of processes started here
 
 
 class RptrainApp(App[None]):
@@ -57,7 +58,7 @@ class RptrainApp(App[None]):
         Binding("f3", "go('runs')", "runs", show=False),
         Binding("f4", "go('doctor')", "doctor", show=False),
         Binding("f8", "picture", "picture", show=False),
-        Binding("f9", "look", "light or dark", show=False),
+        Binding("f9", "theme", "light or dark", show=False),
         Binding("ctrl+q", "quit", "quit", priority=True),
     ]
 
@@ -75,7 +76,7 @@ class RptrainApp(App[None]):
     async def on_mount(self) -> None:
         for kind in (signal.SIGTERM, signal.SIGHUP):  # the terminal is left as it was
             asyncio.get_running_loop().add_signal_handler(kind, partial(self.exit, return_code=128 + kind))
-        self.set_interval(LOOK_AFTER, self._look_after)
+        self.set_interval(CHECK_AFTER, self._notice_ends)
         self.set_interval(COLLECT_AFTER, self._collect)
         for name, make in (("new", NewRun), ("runs", Runs), ("doctor", Doctor)):
             self.add_mode(name, partial(make, self._shared))
@@ -109,13 +110,19 @@ class RptrainApp(App[None]):
     def on_open_chat(self, message: OpenChat) -> None:
         self.push_screen(ChatScreen(self._shared, message.path))
 
+    def on_browse(self, message: Browse) -> None:
+        self.push_screen(DataBrowser(self._shared, message.path, message.text))
+
+    def on_export(self, message: Export) -> None:
+        self.screen.run_worker(export_run(self.screen, self._shared, message.path))
+
     async def on_begin_with(self, message: BeginWith) -> None:
         await self.action_go("new")
         assert isinstance(self.screen, NewRun)
         self.screen.begin_with(message.path)
 
-    def _look_after(self) -> None:
-        for launched in self._shared.look_after():
+    def _notice_ends(self) -> None:
+        for launched in self._shared.take_ended():
             self.post_message(RunEnded(launched.path, launched.process.returncode, launched.began))
 
     def _collect(self) -> None:
@@ -195,11 +202,11 @@ class RptrainApp(App[None]):
         """Says how to leave: ctrl+c copies selected text, and leaves other programs."""
         self.notify("Press ctrl+q to leave; runs continue")
 
-    def action_look(self) -> None:
-        look: Look = "light" if self.theme == "dark" else "dark"
-        self.theme = look
+    def action_theme(self) -> None:
+        theme: ThemeName = "light" if self.theme == "dark" else "dark"
+        self.theme = theme
         try:
-            preferences.save_look(self._shared.preferences_path, look)
+            preferences.save_theme(self._shared.preferences_path, theme)
         except (OSError, UserError) as error:
             self.notify(f"the theme cannot be saved: {describe(error)}", severity="warning")
 
@@ -213,7 +220,7 @@ class RptrainApp(App[None]):
         yield SystemCommand("New run", "Choose a model, data and settings (F2)", partial(self._later, "go('new')"))
         yield SystemCommand("Runs", "Past and present runs (F3)", partial(self._later, "go('runs')"))
         yield SystemCommand("Doctor", "What this machine has (F4)", partial(self._later, "go('doctor')"))
-        yield SystemCommand("Light or dark", "Change the look, and keep it (F9)", self.action_look)
+        yield SystemCommand("Light or dark", "Change the look, and keep it (F9)", self.action_theme)
         yield SystemCommand("Picture", "Save the screen as an SVG file (F8)", self.action_picture)
         yield SystemCommand("Help", "What each key does (F1)", self.action_help)
         yield SystemCommand("Quit", "Leave; runs continue (ctrl+q)", self.action_quit)

@@ -3,16 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from rptrain.runs.listing import GLANCE
-from rptrain.runs.view import RunView
-from rptrain.tui.services.chat_session import ChatSession
+from rptrain.runs.folder.listing import GLANCE
+from rptrain.runs.view.run_view import RunView
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.helper import Helper
 from rptrain.tui.services.launch import Launched, resume, start
 from rptrain.tui.services.preferences import Preferences
 from rptrain.tui.turns import Readings
 from rptrain.utils.errors import UserError
+
+
+class Conversation(Protocol):
+    """A model that is loaded in a process of its own; see rptrain/tui/chat/session.py."""
+
+    async def unload(self, why: str) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 @dataclass
@@ -23,7 +31,7 @@ class Context:
     preferences: Preferences
     preferences_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)  # differences of the trainer's environment
-    chat: ChatSession | None = None  # its model stays loaded while another screen is shown
+    chat: Conversation | None = None  # its model stays loaded while another screen is shown
     unsaved: bool = False  # the draft has edits that are not in its file
     welcome: bool = False  # neither a run nor a config exists yet
     launched: dict[Path, Launched] = field(default_factory=dict)  # processes started here, by folder
@@ -60,15 +68,7 @@ class Context:
         """
         return next((run.path.name for run in [*self.launched.values()] if run.running and not _has_loaded(run)), "")
 
-    def begin_chat(self, run: Path) -> ChatSession:
-        """A conversation with a run, in place of the current one, whose settings it takes. Nothing is loaded yet."""
-        session = ChatSession(run, run, self.environment, self.training)
-        if self.chat is not None:
-            session.settings, session.last = self.chat.settings, self.chat.last
-        self.chat = session
-        return session
-
-    def look_after(self) -> list[Launched]:
+    def take_ended(self) -> list[Launched]:
         """The processes started here that have ended since the last call. Moves logs of processes into their runs."""
         ended = []
         for launched in self.launched.values():

@@ -51,3 +51,18 @@ class OpenChat(Message):
     """Talk to a run's model."""
 
     path: Path
+
+
+@dataclass
+class Browse(Message):
+    """Show the data of a config: its file and its text, which may not be saved."""
+
+    path: Path
+    text: str
+
+
+@dataclass
+class Export(Message):
+    """Ask what of a run to export, and export it."""
+
+    path: Path

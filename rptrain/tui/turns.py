@@ -57,7 +57,7 @@ class Turns:
 
     def __init__(self, app: App[Any], readings: Readings) -> None:
         self._app, self._readings = app, readings
-        self._held: deque[Event] = deque()
+        self._waiting: deque[Event] = deque()
         self._next: Event | None = None  # handed out by `_give`
         self._giving: asyncio.Task[None] | None = None
 
@@ -66,7 +66,7 @@ class Turns:
         if event.is_forwarded or event is self._next or not isinstance(event, InputEvent | Paste):
             return True
         if self._giving is not None:
-            self._held.append(event)
+            self._waiting.append(event)
             return False
         self._giving = asyncio.create_task(self._give())
         return True
@@ -74,8 +74,8 @@ class Turns:
     async def _give(self) -> None:
         try:
             await self._acted()
-            while self._held:
-                self._next = self._held.popleft()
+            while self._waiting:
+                self._next = self._waiting.popleft()
                 self._app.post_message(self._next)
                 await self._acted()
         finally:

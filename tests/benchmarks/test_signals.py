@@ -8,7 +8,7 @@ import pytest
 from benchmarks.signals import kills
 from benchmarks.signals.cases import Case, Outcome, Sent, problems
 from benchmarks.signals.process import Usual
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
 
 from .. import run_tools as tools
 

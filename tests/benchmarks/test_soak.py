@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.holdings import added, counts, holdings
 from benchmarks.soak import recorded
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 
 from .. import run_tools as tools
 

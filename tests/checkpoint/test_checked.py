@@ -17,7 +17,7 @@ from rptrain.checkpoint.export import export
 from rptrain.inference.load import LoadedChat
 from rptrain.models.weights import pretrained
 from rptrain.planner.room import free_room
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
 from rptrain.utils import file_digests
 from rptrain.utils.errors import UserError
 

@@ -13,7 +13,7 @@ from rptrain.checkpoint.atomic_dir import KIND, MANIFEST, STATE, Damaged, writte
 from rptrain.checkpoint.export_progress import KIND as EXPORT
 from rptrain.checkpoint.result import answer_sources, answering, checkpoint_of, find_result
 from rptrain.checkpoint.run_states import checkpoints_by_loss, facts
-from rptrain.runs.events import BestLoaded, Event, Finished, RunStarted, Step, to_line
+from rptrain.runs.records.events import BestLoaded, Event, Finished, RunStarted, Step, to_line
 from rptrain.utils.errors import UserError
 
 OLD = object()  # an export from before steps were recorded

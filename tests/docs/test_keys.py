@@ -8,14 +8,14 @@ from textual.binding import Binding
 from textual.screen import Screen
 
 from rptrain.tui.app import RptrainApp
-from rptrain.tui.screens.chat import ChatScreen, Message
-from rptrain.tui.screens.data import DataBrowser
-from rptrain.tui.screens.doctor import Doctor
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.screens.runs import Runs
+from rptrain.tui.chat.screen import ChatScreen, Message
+from rptrain.tui.data.screen import DataBrowser
+from rptrain.tui.doctor.screen import Doctor
+from rptrain.tui.new_run.form import Form
+from rptrain.tui.new_run.screen import NewRun
+from rptrain.tui.run.screen import RunScreen
+from rptrain.tui.runs.screen import Runs
 from rptrain.tui.widgets.choice import Choice
-from rptrain.tui.widgets.form import Form
 
 from .reading import ROOT
 

@@ -19,8 +19,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.utils.native_watchdog import NativeWatchdog
 from tests import run_tools as tools
 from tests.faults.injector import KINDS, OFTEN, ONCE, OPERATIONS, TRACKER

@@ -24,7 +24,8 @@ from rptrain.data.loader import Batches
 from rptrain.engine.engine import Engine
 from rptrain.engine.optim.worker import OptimizerWorker
 from rptrain.planner import memory
-from rptrain.runs import event_log, events
+from rptrain.runs.folder import event_log
+from rptrain.runs.records import events
 from rptrain.train import telemetry, validation
 from rptrain.train.telemetry import Telemetry
 from tests import run_tools as tools

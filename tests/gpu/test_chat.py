@@ -11,7 +11,7 @@ from rptrain.inference.load import LoadedChat
 from rptrain.inference.placement import Sizes
 from rptrain.inference.settings import AnswerSettings
 from rptrain.planner.room import free_room
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
 
 from .. import run_tools as tools
 

@@ -6,7 +6,7 @@ import pytest
 
 from rptrain.config.resolve import resolve
 from rptrain.planner.auto import is_automatic, search_auto
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
 from rptrain.train.run import train
 from rptrain.utils.errors import UserError
 from tests.run_tools import write_config, write_model

@@ -15,8 +15,8 @@ from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.model import training_model
 from rptrain.planner.report import PlanReport, report
 from rptrain.planner.timings import FILE, Conditions, Timings
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 
 from .. import run_tools as tools
 

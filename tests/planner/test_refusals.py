@@ -16,7 +16,7 @@ from rptrain.data import plan_cache
 from rptrain.data.datasets import find_tokenizer
 from rptrain.data.excerpt import PLANNING
 from rptrain.planner import refusals as module
-from rptrain.runs.run_dir import RunDir, check_creatable
+from rptrain.runs.folder.run_dir import RunDir, check_creatable
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rptrain.planner.simulated_step import SHOWN, SHOWN_OF_MANY, simulated_step
-from rptrain.runs.timeline import Schedule
+from rptrain.runs.records.timeline import Schedule
 from rptrain.schedule.dispatch import Links
 from rptrain.schedule.plan import Plan
 

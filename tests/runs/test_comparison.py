@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.comparison import AXES, METRICS, Axis, Row, comparable, curve, differences, results
-from rptrain.runs.view import RunView
+from rptrain.runs.folder.comparison import AXES, METRICS, Axis, Row, comparable, curve, differences, results
+from rptrain.runs.view.run_view import RunView
 
 from .test_view import START, process, step, write
 

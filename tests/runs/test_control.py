@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs import events
-from rptrain.runs.control import Control
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.control import Control
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.train.save import Saver
 
 from .. import run_tools as tools

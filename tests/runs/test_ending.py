@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rptrain.checkpoint.atomic_dir import MANIFEST
-from rptrain.runs import process
-from rptrain.runs.ending import ending_of, start_failure
-from rptrain.runs.process import ProcessId
-from rptrain.runs.view import RunView
+from rptrain.runs.folder.ending import ending_of, start_failure
+from rptrain.runs.records import process
+from rptrain.runs.records.process import ProcessId
+from rptrain.runs.view.run_view import RunView
 
 from ..refusals import refuse
 from ..tui.recorded import GIB, make_run, snapshot

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs import events as metrics
-from rptrain.runs.event_log import EventLog, is_finished
-from rptrain.runs.events import SlotTime, read
-from rptrain.runs.records import known_fields
-from rptrain.runs.timeline import Schedule, SlotSpan, StepTimeline
+from rptrain.runs.folder.event_log import EventLog, is_finished
+from rptrain.runs.records import events as metrics
+from rptrain.runs.records.events import SlotTime, read
+from rptrain.runs.records.fields import known_fields
+from rptrain.runs.records.timeline import Schedule, SlotSpan, StepTimeline
 from rptrain.utils.errors import RunDeleted, UserError
 
 from .. import run_tools as tools

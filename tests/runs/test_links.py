@@ -8,14 +8,14 @@ import pytest
 
 from rptrain.checkpoint import export
 from rptrain.config.resolve import Resolved, resolve
-from rptrain.runs import control, listing
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.events import Paused
-from rptrain.runs.lanes import FILE
-from rptrain.runs.line_file import LineFile
-from rptrain.runs.run_dir import RunDir, begin, find
-from rptrain.runs.tail import Tail, end_of
-from rptrain.runs.view import RunView
+from rptrain.runs.folder import control, listing
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir, begin, find
+from rptrain.runs.records.events import Paused
+from rptrain.runs.records.lanes import FILE
+from rptrain.runs.records.line_file import LineFile
+from rptrain.runs.records.tail import Tail, end_of
+from rptrain.runs.view.run_view import RunView
 from rptrain.train.resume import Resume
 from rptrain.utils.errors import UserError
 

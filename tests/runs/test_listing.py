@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rptrain.runs import listing
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.listing import Listing, folder_bytes, newest, summaries, summarize, training_beside
-from rptrain.runs.pace import REPORTS
-from rptrain.runs.view import RunView
+from rptrain.runs.folder import listing
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.listing import Listing, folder_bytes, newest, summaries, summarize, training_beside
+from rptrain.runs.view.pace import REPORTS
+from rptrain.runs.view.run_view import RunView
 from rptrain.utils.errors import UserError
 
 from ..tui.recorded import BEGAN, make_run
@@ -161,7 +161,7 @@ def test_the_size_of_a_folder(tmp_path, monkeypatch):
             raise PermissionError(folder)
         return scandir(folder)
 
-    monkeypatch.setattr("rptrain.runs.listing.os.scandir", refuse)
+    monkeypatch.setattr("rptrain.runs.folder.listing.os.scandir", refuse)
     assert folder_bytes(tmp_path) == 3 + len("/")
 
 

@@ -4,7 +4,7 @@ from math import exp, nan
 
 import pytest
 
-from rptrain.runs.loss_change import loss_change
+from rptrain.runs.records.loss_change import loss_change
 
 
 def test_a_spike_is_neither_the_first_nor_the_last_loss():

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.events import RunStarted
-from rptrain.runs.named import named_run, named_source
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.named import named_run, named_source
+from rptrain.runs.records.events import RunStarted
 from rptrain.utils.errors import UserError
 
 

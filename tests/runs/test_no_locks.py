@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.event_log import EventLog, check_not_training
-from rptrain.runs.events import Finished, ProcessStarted, RunStarted
-from rptrain.runs.listing import delete
-from rptrain.runs.process import ProcessId
+from rptrain.runs.folder.event_log import EventLog, check_not_training
+from rptrain.runs.folder.listing import delete
+from rptrain.runs.records.events import Finished, ProcessStarted, RunStarted
+from rptrain.runs.records.process import ProcessId
 from rptrain.utils.errors import UserError
 
 from ..refusals import Refusals

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rptrain.config.resolve import resolve
-from rptrain.runs.outputs import Output, check, replace_text
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.outputs import Output, check, replace_text
+from rptrain.runs.folder.run_dir import RunDir
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools

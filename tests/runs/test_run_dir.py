@@ -8,9 +8,10 @@ import pytest
 
 from rptrain.checkpoint.atomic_dir import MANIFEST, Damaged, set_aside
 from rptrain.config.resolve import Resolved, resolve
-from rptrain.runs import events, run_dir
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.run_dir import RunDir, changed, checkpoint_of, find, resolve_config
+from rptrain.runs.folder import run_dir
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir, changed, checkpoint_of, find, resolve_config
+from rptrain.runs.records import events
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools

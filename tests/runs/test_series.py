@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import inf, nan
 
-from rptrain.runs.series import COLUMNS, Steps, smoothed
+from rptrain.runs.view.series import COLUMNS, Steps, smoothed
 
 
 def test_each_point_is_the_average_of_its_neighbors():

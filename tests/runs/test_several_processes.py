@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rptrain.runs import listing
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.lanes import LaneRecord
-from rptrain.runs.listing import summaries
-from rptrain.runs.process import ProcessId, other_folders
-from rptrain.runs.run_dir import RunDir
-from rptrain.runs.view import SPREAD, RunView
+from rptrain.runs.folder import listing
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.listing import summaries
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records.lanes import LaneRecord
+from rptrain.runs.records.process import ProcessId, other_folders
+from rptrain.runs.view.run_view import SPREAD, RunView
 from rptrain.utils.errors import UserError
 
 from .test_view import OWN, START, process, snapshot, step, write, write_lanes
@@ -43,7 +43,7 @@ def test_the_other_processes_by_rank(tmp_path: Path):
     one = view.processes[0]
     assert one.name == f"process 1 on {OWN.host}" and one.path == folder_of(tmp_path, 1)
     assert one.host is not None and one.host.total == 90 and one.devices == ("cpu:0", "cpu:1")
-    assert one.state == "loading" and one.processes == ()
+    assert one.state == "loading"
     write_lanes(one.path, snapshot(150.0, LaneRecord("cpu:0", "computing", busy={"F": 0.25})))
     assert view.refresh() and one.now is not None and one.state == "training" and view.now is None
     assert len(one.lanes) == 1 and view.lanes == ()

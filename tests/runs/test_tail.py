@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.tail import BLOCK, Tail, end_of
+from rptrain.runs.records.tail import BLOCK, Tail, end_of
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_lines_with_a_text_are_all_read(path):
 
 
 def test_of_too_many_lines_with_a_text_the_newest_are_read(path, monkeypatch):
-    monkeypatch.setattr("rptrain.runs.tail.KEPT", 3)
+    monkeypatch.setattr("rptrain.runs.records.tail.KEPT", 3)
     lines = [b"%07d %s" % (number, b"KEEP" if number % 100 == 50 else b"") for number in range(20_000)]
     path.write_bytes(b"\n".join(lines) + b"\n")
     found = [line for line in Tail(path, large=0, kept=(b"KEEP",)).read() if b"KEEP" in line]
@@ -113,7 +113,7 @@ def test_long_lines_are_read_once(path, monkeypatch):
     with path.open("ab") as file:
         file.write(b"half" * 1000)
     assert tail.read() == []
-    monkeypatch.setattr("rptrain.runs.tail._whole_lines", None)
+    monkeypatch.setattr("rptrain.runs.records.tail._whole_lines", None)
     assert tail.read() == []
     monkeypatch.undo()
     with path.open("ab") as file:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from rptrain.runs.timeline import CELLS, Schedule, SlotSpan, StepTimeline, window
+from rptrain.runs.records.timeline import CELLS, Schedule, SlotSpan, StepTimeline, window
 from rptrain.schedule.plan import Computation
 
 

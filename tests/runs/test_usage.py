@@ -5,10 +5,10 @@ from math import isnan, nan
 
 import pytest
 
-from rptrain.runs.events import to_line
-from rptrain.runs.lanes import FILE, LaneRecord, Snapshot, StepNumbers
-from rptrain.runs.usage import COLUMNS, Usage, progress_of, warming_up
-from rptrain.runs.view import RunView
+from rptrain.runs.records.events import to_line
+from rptrain.runs.records.lanes import FILE, LaneRecord, Snapshot, StepNumbers
+from rptrain.runs.view.run_view import RunView
+from rptrain.runs.view.usage import COLUMNS, Usage, progress_of, warming_up
 
 from .test_view import START, process, step, write
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.ending import ending_of
-from rptrain.runs.events import Progress, to_line
-from rptrain.runs.lanes import FILE, LaneRecord, OptimizerState, Snapshot, StepNumbers
-from rptrain.runs.listing import summarize
-from rptrain.runs.process import ProcessId
-from rptrain.runs.view import ENDED, RunView
-from rptrain.tui.widgets.run_rows import Layout, Mark
+from rptrain.runs.folder.ending import ending_of
+from rptrain.runs.folder.listing import summarize
+from rptrain.runs.records.events import Progress, to_line
+from rptrain.runs.records.lanes import FILE, LaneRecord, OptimizerState, Snapshot, StepNumbers
+from rptrain.runs.records.process import ProcessId
+from rptrain.runs.view.process_view import ENDED
+from rptrain.runs.view.run_view import RunView
+from rptrain.tui.runs.run_rows import Layout, Mark
 
 OWN = ProcessId.of(os.getpid())
 START = {
@@ -88,8 +89,8 @@ def test_what_a_run_tells(tmp_path):
     view = RunView(tmp_path)
     write(tmp_path, step(1, 4.0), step(2, None, skipped=True), step(3, 3.0))
     assert view.refresh()
-    assert (view.state, view.step, view.total_steps, view.loss, view.skipped) == ("training", 3, 10, 3.0, 1)
-    assert view.seconds_per_step == 2.0 and view.eta == 14.0
+    assert (view.state, view.step, view.total_steps, view.loss, view.progress.skipped) == ("training", 3, 10, 3.0, 1)
+    assert view.progress.seconds_per_step == 2.0 and view.eta == 14.0
     assert view.plan == ("F0-1 FB2-2", "device 0: F0-1") and view.staleness == 1
     assert view.host is not None and (view.host.total, view.host.limit) == (90, 1000)
     assert view.steps.points("loss", 10) == ([1.0, 3.0], [4.0, 3.0])
@@ -104,10 +105,16 @@ def test_the_numbers_of_steps_without_records(tmp_path):
     write(tmp_path, START, process())
     write_lanes(tmp_path, replace(snapshot(101.0), last=StepNumbers(1, 4.0, 1e-4, 2.0, None, 3.0)), snapshot(101.3))
     view = RunView(tmp_path)
-    assert (view.step, view.loss, view.tokens_per_second, view.seconds_per_step, view.eta) == (1, 4.0, None, 3.0, 27.0)
+    assert (view.step, view.loss, view.tokens_per_second, view.progress.seconds_per_step, view.eta) == (
+        1,
+        4.0,
+        None,
+        3.0,
+        27.0,
+    )
     write(tmp_path, step(2, 3.0), step(3, 2.5))
     view.refresh()
-    assert (view.step, view.loss, view.tokens_per_second, view.seconds_per_step) == (3, 2.5, 320.0, 2.0)
+    assert (view.step, view.loss, view.tokens_per_second, view.progress.seconds_per_step) == (3, 2.5, 320.0, 2.0)
     assert view.latest == StepNumbers(3, 2.5, 1e-3, 1.5, 320.0)
     write_lanes(tmp_path, replace(snapshot(108.0), last=StepNumbers(5, None, 1e-4, None, 100.0, 2.0)))
     view.refresh()
@@ -177,23 +184,23 @@ def test_pauses_do_not_count_as_training(tmp_path):
 def test_two_steps_that_end_together_give_no_pace(tmp_path):
     write(tmp_path, START, process(), step(1), step(2) | {"time": 102.004})
     view = RunView(tmp_path)
-    assert view.seconds_per_step is None and view.eta is None
+    assert view.progress.seconds_per_step is None and view.eta is None
     write(tmp_path, step(3) | {"time": 104.0})
     view.refresh()
-    assert view.seconds_per_step == 1.0
+    assert view.progress.seconds_per_step == 1.0
 
 
 def test_a_pause_is_not_part_of_the_pace(tmp_path):
     write(tmp_path, START, process(), step(1), step(2), {"event": "paused", "time": 104.0, "step": 2})
     write(tmp_path, {"event": "continued", "time": 904.0, "step": 2}, step(3) | {"time": 906.0})
     view = RunView(tmp_path)
-    assert view.seconds_per_step is None and view.eta is None, "one report since the pause gives none"
+    assert view.progress.seconds_per_step is None and view.eta is None, "one report since the pause gives none"
     write_lanes(tmp_path, replace(snapshot(907.0), last=StepNumbers(4, 1.0, 1e-4, None, 9.0, 2.5)))
     view.refresh()
-    assert view.seconds_per_step == 2.5
+    assert view.progress.seconds_per_step == 2.5
     write(tmp_path, step(5) | {"time": 910.0})
     view.refresh()
-    assert (view.seconds_per_step, view.eta) == (2.0, 10.0)
+    assert (view.progress.seconds_per_step, view.eta) == (2.0, 10.0)
 
 
 def test_numbers_of_the_process_before_are_not_those_of_the_new_one(tmp_path):
@@ -294,13 +301,13 @@ def test_a_resumed_run_forgets_what_it_does_again(tmp_path):
     said = {"event": "sample", "time": 107.5, "step": 4, "prompt": "2 + 2?", "text": "5"}
     write(tmp_path, START, process(), step(1), step(2), saved[0], step(3), step(4), saved[1], said, step(5))
     view = RunView(tmp_path)
-    assert view.samples == [{"step": 4, "prompt": "2 + 2?", "text": "5"}]
-    assert [checkpoint.step for checkpoint in view.checkpoints] == [2, 4]
+    assert view.results.samples == [{"step": 4, "prompt": "2 + 2?", "text": "5"}]
+    assert [checkpoint.step for checkpoint in view.results.checkpoints] == [2, 4]
     again = {**START, "time": 200.0}
     write(tmp_path, again, process(time=200.1), {"event": "resumed", "time": 201.0, "step": 2, "path": "c2"})
     view.refresh()
     assert (view.step, view.state, view.eta) == (2, "loading", None)
-    assert [checkpoint.step for checkpoint in view.checkpoints] == [2] and view.samples == []
+    assert [checkpoint.step for checkpoint in view.results.checkpoints] == [2] and view.results.samples == []
     write(tmp_path, {**step(3, 7.0), "time": 300.0})
     view.refresh()
     assert view.eta is None, "the pace is that of the process that trains"
@@ -316,23 +323,23 @@ def test_a_lower_validation_loss_with_the_same_digits_is_not_marked(tmp_path):
     write(tmp_path, START, process(), score(1, 0.14319), score(2, 0.14318), score(3, 0.1431))
     view = RunView(tmp_path)
     marked = [line.text.endswith("the best so far") for line in view.log if "validation loss" in line.text]
-    assert marked == [True, False, True] and view.best == view.scores[2]
+    assert marked == [True, False, True] and view.results.best == view.results.scores[2]
 
 
 def test_the_best_validation_loss_is_marked_and_that_of_void_steps_is_forgotten(tmp_path):
     write(tmp_path, START, process(), score(1, None), score(2, 2.5), score(3, 2.75), score(4, 2.0), score(5, 2.0))
     view = RunView(tmp_path)
-    assert view.best == view.scores[3] and view.validation_loss == 2.0
+    assert view.results.best == view.results.scores[3] and view.results.validation_loss == 2.0
     assert [line.text for line in view.log if "best" in line.text] == [
         "step 2: validation loss 2.5000, the best so far",
         "step 4: validation loss 2.0000, the best so far",
     ]
     write(tmp_path, START, process(), {"event": "resumed", "time": 200.0, "step": 3, "path": "c"})
-    assert view.refresh() and view.best == view.scores[1]
+    assert view.refresh() and view.results.best == view.results.scores[1]
 
 
 def test_the_log_of_a_resumed_run_tells_of_a_death_before(tmp_path, monkeypatch):
-    monkeypatch.setattr("rptrain.runs.view_values.format_moment", str)
+    monkeypatch.setattr("rptrain.runs.view.values.format_moment", str)
     earlier = ProcessId(OWN.host, 1, f"{OWN.birth.partition('/')[0]}/1")
     again = {"event": "resumed", "time": 301.0, "step": 2, "path": "c"}
     write(tmp_path, START, process(earlier), step(1), step(2), step(3))
@@ -472,7 +479,7 @@ def test_missing_fields_have_their_defaults(tmp_path):
     score = {"event": "evaluation", "time": 104.0, "step": 2, "name": "tasks", "score": 0.5}
     write(tmp_path, START, process(), step(1), record, score)
     view = RunView(tmp_path)
-    assert view.step == 2 and view.scores[-1].score == 0.5
+    assert view.step == 2 and view.results.scores[-1].score == 0.5
     assert not any("cannot be read" in line.text for line in view.log)
 
 
@@ -562,7 +569,7 @@ def test_a_resumed_run_that_goes_on_is_found_in_a_file_that_is_read_in_part(tmp_
     write(tmp_path, *(step(number) for number in range(2901, 6001)))
     view = RunView(tmp_path, large=1 << 16)
     assert view.state == "training" and view.step == 6000 and view.taken_up == 7000.0
-    assert view.seconds_per_step == 2.0
+    assert view.progress.seconds_per_step == 2.0
 
 
 def test_what_is_read_in_another_thread_changes_nothing_until_it_is_added(tmp_path):

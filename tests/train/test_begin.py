@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rptrain.checkpoint.processes import Processes
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
 from rptrain.train import begin
 from rptrain.train.group import Group
 

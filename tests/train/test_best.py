@@ -6,10 +6,10 @@ import pytest
 
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.run_states import checkpoints_by_loss, recorded
-from rptrain.runs import events
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.run_dir import RunDir
-from rptrain.runs.view import RunView
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
+from rptrain.runs.view.run_view import RunView
 from rptrain.train import validation
 from rptrain.train.trainer import Trainer
 from rptrain.utils.errors import TrainingError, UserError

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
 from rptrain.models.weights.safetensors_io import DTYPES, FLOATS, as_bytes, read_header, write
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.train.trainer import Trainer
 from rptrain.utils.errors import UserError
 

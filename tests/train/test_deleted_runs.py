@@ -9,8 +9,8 @@ import pytest
 
 from rptrain.engine.engine import Engine
 from rptrain.engine.snapshot import Snapshot
-from rptrain.runs import events
-from rptrain.runs.event_log import EventLog
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.records import events
 from rptrain.train import save as saving
 from rptrain.train.trainer import Trainer
 from rptrain.utils.errors import RunDeleted

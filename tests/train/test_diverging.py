@@ -5,8 +5,8 @@ import math
 import pytest
 
 from rptrain.engine.stage_pass import StagePass
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.train.job import prepare_job
 
 from .. import run_tools as tools

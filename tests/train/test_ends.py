@@ -1,27 +1,25 @@
 """Runs whose replies end with a token that is not an EOS token of the base model: exports and answers stop on it."""
 
-import json
+from .. import run_tools as tools
 from pathlib import Path
-
-import pytest
-import torch
-
-import rptrain.train.trainer
 from rptrain.checkpoint.eos import GENERATION
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.state import read_state
 from rptrain.data.loader import load_tokenizer
-from rptrain.inference.generate import Request, stream_text
+from rptrain.inference.generate import Request
+from rptrain.inference.generate import stream_text
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.model import find_model
 from rptrain.inference.settings import AnswerSettings
 from rptrain.inference.weights import dense
 from rptrain.models.decode.generate import generate
 from rptrain.planner.room import free_room
-from rptrain.runs import events
+from rptrain.runs.records import events
 from rptrain.train.job import prepare_job
-
-from .. import run_tools as tools
+import json
+import pytest
+import rptrain.train.trainer
+import torch
 
 EOS, END = 1, 2  # of the base model; of its template
 SAID = "replies end with <|end|>, which is not an EOS token of the model: the export's generation_config.json will list"

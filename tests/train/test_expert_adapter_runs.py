@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from rptrain.checkpoint.export import export
-from rptrain.runs import events
+from rptrain.runs.records import events
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools

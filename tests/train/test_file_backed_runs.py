@@ -11,7 +11,7 @@ from rptrain.engine import store
 from rptrain.engine.engine import Engine
 from rptrain.engine.transfer.staging import BUFFERS
 from rptrain.planner import disk
-from rptrain.runs import events
+from rptrain.runs.records import events
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rptrain.runs import events
+from rptrain.runs.records import events
 
 from .. import run_tools as tools
 from ..refusals import Refusals, refuse
@@ -80,7 +80,7 @@ def test_a_log_that_cannot_be_created_leaves_no_folder(folder: Path, monkeypatch
     def full(*_: Any, **__: Any) -> None:
         refuse(errno.EPERM)
 
-    monkeypatch.setattr("rptrain.runs.run_dir.EventLog.__init__", full)
+    monkeypatch.setattr("rptrain.runs.folder.run_dir.EventLog.__init__", full)
     result = tools.invoke("--config", _config(folder))
     assert result.exit_code != 0 and not (folder / "runs").exists()
 

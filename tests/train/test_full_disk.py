@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 import pytest
 
 from rptrain.checkpoint.export import export
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
-from rptrain.tui.services.preferences import save_look
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
+from rptrain.tui.services.preferences import save_theme
 
 from .. import run_tools as tools
 from ..checkpoints import verify_checkpoint
@@ -217,5 +217,5 @@ def test_preferences_stay(tmp_path, disk):
     file.write_text('models = ["a"]\n')
     met = fill(disk, r"/\.rptrain-\w+\.part$")
     with pytest.raises(OSError, match=r"No space left on device: .*tui\.toml"):
-        save_look(file, "light")
+        save_theme(file, "light")
     assert met and file.read_text() == 'models = ["a"]\n' and list(tmp_path.iterdir()) == [file]

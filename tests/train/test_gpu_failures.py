@@ -10,8 +10,8 @@ import torch
 
 from rptrain.cli import argv
 from rptrain.engine.engine import Engine
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.train.run_end import TRACEBACK, RunEnd
 from rptrain.train.save import Saver
 from rptrain.train.telemetry import Telemetry

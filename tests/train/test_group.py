@@ -10,8 +10,8 @@ import pytest
 
 from rptrain.checkpoint.processes import Processes
 from rptrain.engine.distributed.peers import Shared
-from rptrain.runs.control import Commands
-from rptrain.runs.events import Event, ProcessSlow
+from rptrain.runs.folder.control import Commands
+from rptrain.runs.records.events import Event, ProcessSlow
 from rptrain.train.group import SLOW, STEPS, Group, ShareTimes
 from rptrain.utils.errors import UserError
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rptrain.config.resolve import resolve
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
 from rptrain.train.heading import heading
 from rptrain.train.job import prepare_job
 

@@ -10,9 +10,9 @@ import pytest
 
 from rptrain.config.resolve import resolve
 from rptrain.planner.memory import MemoryPlace, plan_run, with_saved
-from rptrain.runs import events
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.train.job import prepare_job
 from rptrain.utils.errors import TrainingError, UserError
 

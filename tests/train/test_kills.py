@@ -13,8 +13,8 @@ import pytest
 
 import rptrain.checkpoint.state
 import rptrain.train.save
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 
 from .. import run_tools as tools
 from ..checkpoints import verify_checkpoint

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.export_progress import base_format, loading_code
-from rptrain.runs import events
+from rptrain.runs.records import events
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools

@@ -13,8 +13,8 @@ from rptrain.checkpoint.unit_tensors import PARAM_HASH
 from rptrain.inference.generate import Request, generate_text
 from rptrain.kernels import compiling
 from rptrain.planner.room import free_room
-from rptrain.runs import events
-from rptrain.runs.view import RunView
+from rptrain.runs.records import events
+from rptrain.runs.view.run_view import RunView
 from rptrain.train import progress
 from rptrain.utils import phases
 from rptrain.utils.phases import Phase

@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from rptrain.checkpoint.atomic_dir import complete_checkpoints
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 
 from .. import run_tools as tools
 

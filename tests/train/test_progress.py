@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from rptrain.runs.events import Step
-from rptrain.runs.pace import REPORTS
+from rptrain.runs.records.events import Step
+from rptrain.runs.view.pace import REPORTS
 from rptrain.train.progress import ProgressDisplay, closing_lines
 from rptrain.utils import phases
 from rptrain.utils.units import format_duration

@@ -10,7 +10,7 @@ from rptrain.checkpoint.export import export
 from rptrain.checkpoint.frozen import spec_of
 from rptrain.checkpoint.state import read_state
 from rptrain.kernels.quant import dequantize, format_of, quantize
-from rptrain.runs import events
+from rptrain.runs.records import events
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools

@@ -5,8 +5,8 @@ from math import inf, nan
 
 import pytest
 
-from rptrain.runs.events import Event, LossDiffers, LossesRepeated
-from rptrain.runs.series import Steps
+from rptrain.runs.records.events import Event, LossDiffers, LossesRepeated
+from rptrain.runs.view.series import Steps
 from rptrain.train.repeats import RepeatedSteps
 
 EXPECTED = "This is expected if a setting or the kind of GPU was changed"

@@ -17,8 +17,8 @@ from rptrain.engine.page_locking import Locking
 from rptrain.planner import memory
 from rptrain.planner.memory import plan_run
 from rptrain.planner.timings import FILE
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.schedule.estimate import estimate
 from rptrain.schedule.plan import Plan
 from rptrain.train.clock import StepTimes

@@ -15,8 +15,8 @@ from rptrain.config.resolve import resolve
 from rptrain.data import cache, earlier
 from rptrain.data.notes import NOTES, Note
 from rptrain.data.sequences import Sequences
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.train import trainer
 from rptrain.utils.errors import UserError
 

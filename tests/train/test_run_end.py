@@ -15,9 +15,9 @@ from rptrain.engine.distributed.peers import PeerLost
 from rptrain.engine.engine import Engine
 from rptrain.engine.errors import EngineError
 from rptrain.engine.stage_pass import StagePass
-from rptrain.runs import events
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.utils.errors import TrainingError
 
 from .. import run_tools as tools

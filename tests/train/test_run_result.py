@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.run_states import LOSS, STEP, recorded
 from rptrain.inference.model import find_model
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.events import Event, Step
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records.events import Event, Step
 from rptrain.train import validation
 from rptrain.train.trainer import Trainer
 from rptrain.utils.errors import TrainingError

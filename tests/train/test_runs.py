@@ -1,31 +1,31 @@
 """Whole runs from config to exported model: killed and resumed, on other devices, in other portions, exported."""
 
-import json
-import signal
-import stat
-import time
+from .. import run_tools as tools
+from ..cases import long
 from collections.abc import Callable
 from functools import cache
-from itertools import groupby, pairwise, product
+from itertools import groupby
+from itertools import pairwise
+from itertools import product
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
-
-import pytest
-
 from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.engine.devices import cpu
 from rptrain.engine.devices.base import STREAMS
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
-from rptrain.runs.view import RunView
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
+from rptrain.runs.view.run_view import RunView
 from rptrain.schedule.plan import Plan
-from rptrain.utils.errors import TrainingError, UserError
-
-from .. import run_tools as tools
-from ..cases import long
+from rptrain.utils.errors import TrainingError
+from rptrain.utils.errors import UserError
+from types import SimpleNamespace
+import json
+import pytest
+import signal
+import stat
+import time
 
 EVERY_TWO = ("save.save_steps=2", "save.save_total_limit=1")
 Undisturbed = Callable[..., SimpleNamespace]
@@ -193,8 +193,8 @@ def test_killed_after_the_last_save(folder, trainers, undisturbed):
 # Runs at the start of a process: its run does not end before the signal was sent, however late that is.
 HELD = """
 import os, time
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.events import Step
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.records.events import Step
 write = EventLog.write
 def held(log, event):
     write(log, event)

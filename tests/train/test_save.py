@@ -16,9 +16,9 @@ from rptrain.checkpoint.processes import Processes
 from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import PendingLoss
-from rptrain.runs import events
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.train.save import Saver
 
 from .. import run_tools as tools

@@ -10,8 +10,8 @@ import pytest
 
 from rptrain.engine.engine import Engine
 from rptrain.engine.progress import StepProgress
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.runs.signals import PROCESS
 from rptrain.train import stopping
 from rptrain.train.stopping import Stopping

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.train import run as training
 from rptrain.train.trackers import Trackers
 from rptrain.utils.errors import UserError

@@ -7,7 +7,7 @@ import pytest
 import rptrain.train.run
 from rptrain.checkpoint.processes import Processes
 from rptrain.data.split import split
-from rptrain.runs import events
+from rptrain.runs.records import events
 from rptrain.train.group import Group
 from rptrain.train.job import prepare_job
 from rptrain.train.validation import EarlyStopping

@@ -13,8 +13,8 @@ import pytest
 import rptrain.train.watchdog
 from rptrain.engine.devices.cuda import CudaStream
 from rptrain.engine.stage_pass import StagePass
-from rptrain.runs import events
-from rptrain.runs.run_dir import RunDir
+from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.records import events
 from rptrain.train.watchdog import Watchdog, Watched
 from rptrain.utils import liveness
 from rptrain.utils.errors import RunDeleted
@@ -25,8 +25,8 @@ from .. import run_tools as tools
 STALLED = """
 import ctypes, signal, sys, time
 from pathlib import Path
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.events import CheckpointSaved
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.records.events import CheckpointSaved
 from rptrain.runs.signals import PROCESS
 from rptrain.train import watchdog
 from rptrain.train.watchdog import Watchdog, Watched

@@ -17,9 +17,10 @@ from textual.widgets import Input
 from rptrain.data.samples import FirstSamples, Sample, TextPart
 from rptrain.doctor.checks import Check
 from rptrain.tui.app import RptrainApp, make_app
-from rptrain.tui.services import heavy, places
-from rptrain.tui.services.heavy import Planned
-from rptrain.tui.services.places import FoundModel
+from rptrain.tui.doctor import machine
+from rptrain.tui.new_run import places, planning
+from rptrain.tui.new_run.places import FoundModel
+from rptrain.tui.new_run.planning import Planned
 
 from ..run_tools import PATIENCE
 
@@ -117,9 +118,9 @@ class Scripted:
 
     def __init__(self) -> None:
         self.answers: dict[Callable[..., Any], Any] = {
-            heavy.plan: planned(),
-            heavy.preview: PREVIEW,
-            heavy.doctor: FINDINGS,
+            planning.plan: planned(),
+            planning.preview: PREVIEW,
+            machine.checks: FINDINGS,
             places.models: MODELS,
             places.has_weights: True,
         }
@@ -148,10 +149,10 @@ def make(tmp_path: Path, helper: Scripted, monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.chdir(tmp_path)
     for name in ("NO_COLOR", "SSH_CONNECTION"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("rptrain.tui.screens.new_run.PAUSE", 0.0)
-    monkeypatch.setattr("rptrain.tui.screens.picker.PAUSE", 0.0)
-    for screen, pause in (("run", 0.05), ("runs", 0.1), ("exporting", 0.02)):
-        monkeypatch.setattr(f"rptrain.tui.screens.{screen}.PAUSE", pause)
+    monkeypatch.setattr("rptrain.tui.new_run.screen.PAUSE", 0.0)
+    monkeypatch.setattr("rptrain.tui.new_run.picker.PAUSE", 0.0)
+    for screen, pause in (("run.screen", 0.05), ("runs.screen", 0.1), ("export.exporting", 0.02)):
+        monkeypatch.setattr(f"rptrain.tui.{screen}.PAUSE", pause)
 
     def make(**named: Any) -> RptrainApp:
         return make_app(**{"helper": helper, "settings": tmp_path / "settings" / "tui.toml", "welcome": False} | named)

@@ -9,9 +9,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rptrain.runs.lanes import LaneRecord, OptimizerState, Snapshot
-from rptrain.runs.process import ProcessId
-from rptrain.runs.timeline import Schedule, SlotSpan, StepTimeline
+from rptrain.runs.records.lanes import LaneRecord, OptimizerState, Snapshot
+from rptrain.runs.records.process import ProcessId
+from rptrain.runs.records.timeline import Schedule, SlotSpan, StepTimeline
 
 BEGAN = 1_700_000_000.0
 GIB = 1 << 30

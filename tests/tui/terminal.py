@@ -9,7 +9,7 @@ import time
 from itertools import count
 from pathlib import Path
 
-from rptrain.runs.view import RunView
+from rptrain.runs.view.run_view import RunView
 
 PATIENCE = 240  # seconds for a run of the bundled example on a busy machine
 NUMBERS = count()

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input
 
-from rptrain.tui.screens.doctor import Doctor
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.screens.runs import Runs
-from rptrain.tui.services import heavy, preferences
+from rptrain.tui.doctor import machine
+from rptrain.tui.doctor.screen import Doctor
+from rptrain.tui.new_run import planning
+from rptrain.tui.new_run.screen import NewRun
+from rptrain.tui.run.screen import RunScreen
+from rptrain.tui.runs.screen import Runs
+from rptrain.tui.services import preferences
 from rptrain.tui.services.helper import HelperError
 from rptrain.utils.errors import UserError
 
@@ -97,7 +99,7 @@ async def test_every_key_that_a_footer_names_is_explained(make: Made, tmp_path: 
 @pytest.mark.long
 @driven
 async def test_terms_that_a_newcomer_does_not_know_are_explained(make: Made, helper: Scripted, tmp_path: Path):
-    helper.answers[heavy.plan] = planned()
+    helper.answers[planning.plan] = planned()
     make_run(tmp_path / "runs")
     make_run(tmp_path / "runs", "gone", alive=False, began=BEGAN - 60)
     shown = {
@@ -220,7 +222,7 @@ async def test_doctor(make: Made, helper: Scripted):
         await until(pilot, lambda: "ulimit -l unlimited" in screen_text(pilot.app))
         text = await settled(pilot)
         assert "✓ GPU" in text and "! page-locking" in text and "1 issue" in text
-        helper.answers[heavy.doctor] = HelperError("the helper process ended")
+        helper.answers[machine.checks] = HelperError("the helper process ended")
         await pilot.press("r")
         await until(pilot, lambda: "the helper process ended" in screen_text(pilot.app))
 

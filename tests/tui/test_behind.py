@@ -14,17 +14,18 @@ from pathlib import Path
 import pytest
 
 from rptrain.config.resolve import render, resolve
-from rptrain.runs import control
+from rptrain.runs.folder import control
 from rptrain.tui import start
 from rptrain.tui.context import Context
-from rptrain.tui.services import launch, places
+from rptrain.tui.new_run import places
+from rptrain.tui.new_run.recipe import EXAMPLE, recipe
+from rptrain.tui.run.replay import Replay
+from rptrain.tui.services import launch
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.fields import ALL, FIELDS
 from rptrain.tui.services.helper import ChildHelper, HelperError
 from rptrain.tui.services.paths import complete
 from rptrain.tui.services.preferences import Preferences
-from rptrain.tui.services.recipe import EXAMPLE, recipe
-from rptrain.tui.services.replay import Replay
 from rptrain.tui.widgets.plot import Canvas
 from rptrain.utils.errors import UserError
 
@@ -351,7 +352,7 @@ def test_what_was_begun_is_looked_after(tmp_path: Path, monkeypatch: pytest.Monk
     launched = asyncio.run(context.start(Path("c.toml"), str(tmp_path), "mine"))
 
     def looked_after() -> bool:
-        context.look_after()
+        context.take_ended()
         return launched.process.returncode is not None
 
     tools.wait_for(looked_after)

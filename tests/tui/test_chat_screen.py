@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input, OptionList
 
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.lanes import Snapshot
-from rptrain.tui.screens.chat import ChatScreen
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.screens.runs import Runs
-from rptrain.tui.services import chat_session, launch
-from rptrain.tui.widgets.exchange import Exchange
-from rptrain.tui.widgets.run_list import RunList
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.records.lanes import Snapshot
+from rptrain.tui.chat import session as chat_session
+from rptrain.tui.chat.exchange import Exchange
+from rptrain.tui.chat.screen import ChatScreen
+from rptrain.tui.run.screen import RunScreen
+from rptrain.tui.runs.run_list import RunList
+from rptrain.tui.runs.screen import Runs
+from rptrain.tui.services import launch
 
 from .. import run_tools as tools
 from .conftest import Made, driven, focus, notified, press_until, screen_text, settled, type_over, until
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.long
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(chat_session, "COMMAND", DOUBLE)
-    monkeypatch.setattr("rptrain.tui.screens.chat.PAUSE", 0.02)
+    monkeypatch.setattr("rptrain.tui.chat.screen.PAUSE", 0.02)
     run = make_run(tmp_path / "runs", "done", steps=50, total=50, end="finished", alive=False, began=BEGAN)
     for step in (20, 40):
         tools.write_checkpoint(run / "checkpoints" / f"checkpoint-{step}")

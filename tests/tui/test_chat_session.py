@@ -17,9 +17,9 @@ import torch
 
 from rptrain.inference.chat import Speed
 from rptrain.inference.settings import AnswerSettings
-from rptrain.tui.services import chat_session
-from rptrain.tui.services.chat_child import Child
-from rptrain.tui.services.chat_session import ChatSession
+from rptrain.tui.chat import session as chat_session
+from rptrain.tui.chat.child import Child
+from rptrain.tui.chat.session import ChatSession
 from rptrain.utils.errors import UserError
 
 from .conftest import driven, wait_for

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.comparison import Row
-from rptrain.tui.services.summaries import Compared
-from rptrain.tui.widgets.comparison import _table
-from rptrain.tui.widgets.run_rows import Mark
+from rptrain.runs.folder.comparison import Row
+from rptrain.tui.runs.comparison import _table
+from rptrain.tui.runs.run_rows import Mark
+from rptrain.tui.runs.summaries import Compared
 
 WARNING = "The data or the models differ: the losses may not be comparable."
 

@@ -87,7 +87,7 @@ async def test_an_invalid_value_that_is_saved_before_its_plan_is_named(
     (tmp_path / "rptrain.toml").write_text(STARTER)
     async with make().run_test(size=(80, 24), notifications=True) as pilot:
         await settled(pilot)
-        monkeypatch.setattr("rptrain.tui.screens.new_run.PAUSE", 2.0 * PATIENCE)  # no plan is made from here on
+        monkeypatch.setattr("rptrain.tui.new_run.screen.PAUSE", 2.0 * PATIENCE)  # no plan is made from here on
         await type_over(pilot, "x", "#train-max_steps")
         await press_until(pilot, "ctrl+s", lambda: "saved to" in notified(pilot.app))
         assert "the value of max steps (train.max_steps) is invalid" in notified(pilot.app)

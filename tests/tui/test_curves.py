@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.usage import progress_of
-from rptrain.runs.view import RunView
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.widgets.curves import KINDS, Curves
+from rptrain.runs.view.run_view import RunView
+from rptrain.runs.view.usage import progress_of
+from rptrain.tui.run.curves import KINDS, Curves
+from rptrain.tui.run.screen import RunScreen
 from rptrain.tui.widgets.plot import Curve, Plot
 
 from ..runs.test_view import START, process, write

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from rptrain.data.samples import FirstSamples, Page, Row, Sample, TextPart
-from rptrain.tui.screens.data import ROWS, DataBrowser
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.services import heavy
+from rptrain.tui.data import pages
+from rptrain.tui.data.screen import ROWS, DataBrowser
+from rptrain.tui.new_run.sample_text import preview_text
+from rptrain.tui.new_run.screen import NewRun
 from rptrain.tui.services.paths import is_folder_without
-from rptrain.tui.widgets.sample_text import preview_text
 from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, notified, press_until, screen_text, type_over, until
@@ -23,7 +23,7 @@ class Paged(Scripted):
     """Answers with the page that was asked for: 12 rows, of which every fifth is bad."""
 
     async def call(self, function: Any, *given: Any) -> Any:
-        if function is not heavy.page or heavy.page in self.answers:
+        if function is not pages.page or pages.page in self.answers:
             return await super().call(function, *given)
         self.asked.append((function, *given))
         return page_of(*given[2:])
@@ -83,7 +83,7 @@ async def test_pages_problems_and_sets(make: Made, helper: Scripted, size: tuple
 
 @driven
 async def test_data_that_cannot_be_read(make: Made, helper: Scripted):
-    helper.answers[heavy.page] = UserError("none.jsonl: no such data file or folder")
+    helper.answers[pages.page] = UserError("none.jsonl: no such data file or folder")
     async with make().run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: isinstance(pilot.app.screen, NewRun))
         await press_until(pilot, "ctrl+t", lambda: "no such data file" in screen_text(pilot.app))

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from rptrain.tui.app import RptrainApp
-from rptrain.tui.services import heavy
+from rptrain.tui.new_run import planning
+from rptrain.tui.new_run.edits import Edits
+from rptrain.tui.new_run.form import Form, Row
 from rptrain.tui.services.draft import Draft
-from rptrain.tui.services.edits import Edits
 from rptrain.tui.services.fields import set_fields
-from rptrain.tui.widgets.form import Form, Row
 from rptrain.utils.errors import UserError
 
 from .conftest import (
@@ -254,7 +254,7 @@ async def test_a_mistake_in_a_set_is_marked_there(make: Made, helper: Scripted, 
     (tmp_path / "rptrain.toml").write_text(TEXT)
     refused = planned()
     refused.report.update(fits=False, refusals=[{"key": "data.train.1.path", "message": "b.jsonl: no such data"}])
-    helper.answers[heavy.plan] = refused
+    helper.answers[planning.plan] = refused
     app = make()
 
     def marked() -> list[str]:

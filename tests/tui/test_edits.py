@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from rptrain.tui.new_run.edits import Edits
 from rptrain.tui.services.draft import Draft
-from rptrain.tui.services.edits import Edits
 
 OWN = '[model]\npath = "own"\n[[data.train]]\npath = "a.jsonl"\n[optim]\nlearning_rate = 3e-6\n'
 

@@ -8,11 +8,11 @@ from shutil import rmtree
 import pytest
 
 from rptrain.checkpoint.atomic_dir import MANIFEST
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.new_run.screen import NewRun
+from rptrain.tui.outcomes import died
+from rptrain.tui.run.banner import Banner
+from rptrain.tui.run.screen import RunScreen
 from rptrain.tui.services import launch
-from rptrain.tui.services.outcomes import died
-from rptrain.tui.widgets.banner import Banner
 
 from .conftest import Made, Scripted, driven, notified, press_until, screen_text, until
 from .recorded import BEGAN, make_run
@@ -58,7 +58,7 @@ async def test_a_trainer_that_is_killed_while_starting_is_named_so(
     make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "echo reading the data; kill -9 $$"))
-    monkeypatch.setattr("rptrain.runs.ending.VMSTAT", vmstat := tmp_path / "vmstat")
+    monkeypatch.setattr("rptrain.runs.folder.ending.VMSTAT", vmstat := tmp_path / "vmstat")
     vmstat.write_text("pgfault 7\noom_kill 3\n")
     killed = "✗ Training failed to start: the trainer was killed (SIGKILL) while starting"
     app = make()

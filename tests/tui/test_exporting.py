@@ -10,7 +10,7 @@ from textual.widgets import Button
 
 from rptrain.checkpoint.atomic_dir import MANIFEST, written_aside
 from rptrain.checkpoint.export_progress import KIND
-from rptrain.tui.screens.exporting import Exporting
+from rptrain.tui.export.exporting import Exporting
 from rptrain.tui.services import launch
 from rptrain.tui.widgets.choice import Choice
 

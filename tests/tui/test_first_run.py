@@ -6,10 +6,11 @@ import pytest
 from textual.events import Key
 from textual.widgets import OptionList
 
-from rptrain.tui.screens.first_run import FirstRun
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.services import heavy, launch, places
+from rptrain.tui.new_run import places, planning
+from rptrain.tui.new_run.first_run import FirstRun
+from rptrain.tui.new_run.screen import NewRun
+from rptrain.tui.run.screen import RunScreen
+from rptrain.tui.services import launch
 from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, notified, planned, press_until, screen_text, settled, type_over, until
@@ -133,13 +134,13 @@ async def test_data_is_shown_before_it_is_chosen(make: Made, helper: Scripted, t
 
 @driven
 async def test_a_first_run_that_does_not_fit_shows_its_plan(make: Made, helper: Scripted, tmp_path: Path):
-    helper.answers[heavy.plan] = planned(fits=False)
+    helper.answers[planning.plan] = planned(fits=False)
     async with make(welcome=True).run_test(size=(80, 24)) as pilot:
         for step in (1, 2, 3):
             await asked(pilot, step)
             await pilot.press("enter")
         await until(pilot, lambda: "does not fit" in screen_text(pilot.app))
-        helper.answers[heavy.plan] = planned()
+        helper.answers[planning.plan] = planned()
         await press_until(pilot, "alt+1", lambda: "✓ fits" in screen_text(pilot.app))
         assert isinstance(pilot.app.screen, NewRun) and not (tmp_path / "runs").exists()
 

@@ -14,13 +14,15 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from rptrain.tui.app import RptrainApp
-from rptrain.tui.screens.ask_path import AskTarget
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.screens.picker import Picker
-from rptrain.tui.screens.runs import Runs
-from rptrain.tui.services import chat_session, heavy, places
+from rptrain.tui.chat import session as chat_session
+from rptrain.tui.export.ask_target import AskTarget
+from rptrain.tui.new_run import places
+from rptrain.tui.new_run.picker import Picker
+from rptrain.tui.new_run.planning import plan
+from rptrain.tui.new_run.screen import NewRun
+from rptrain.tui.runs.run_list import RunList
+from rptrain.tui.runs.screen import Runs
 from rptrain.tui.widgets.entry import Entry
-from rptrain.tui.widgets.run_list import RunList
 from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, notified, screen_text, until
@@ -37,8 +39,8 @@ class Slow(Scripted):
         self.plans = 0
 
     async def call(self, function: Callable[..., Any], *given: Any) -> Any:
-        self.plans += function is heavy.plan
-        if function in (heavy.plan, places.models):
+        self.plans += function is plan
+        if function in (plan, places.models):
             await self.released.wait()
         return await super().call(function, *given)
 
@@ -166,7 +168,7 @@ async def test_keys_wait_for_a_dialog_whose_choices_are_read(
         release.wait()
         return []
 
-    monkeypatch.setattr("rptrain.tui.screens.exporting.saved_checkpoints", slow)
+    monkeypatch.setattr("rptrain.tui.export.exporting.saved_checkpoints", slow)
     async with make().run_test(size=(80, 24)) as pilot:
         app = pilot.app
         assert isinstance(app, RptrainApp)
@@ -226,7 +228,7 @@ async def test_a_plan_is_not_shown_for_other_settings_than_its_own(make: Made):
         await until(pilot, lambda: "weights bfloat16 (was float32)" in notified(app))
         await until(pilot, lambda: "2 checkpoints of 45.0 GiB" not in screen_text(app))  # below the message
         assert "max steps" not in notified(app)
-        helper.answers[heavy.plan] = UserError("about an earlier setting")
+        helper.answers[plan] = UserError("about an earlier setting")
         editor = app.screen.query_one("#optim-learning_rate", Entry)
         with editor.prevent(Entry.Changed):  # no message says so yet
             editor.value = "3e-4"

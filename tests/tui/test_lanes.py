@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.view import RunView
-from rptrain.tui.widgets.lanes import Lanes, Shown
+from rptrain.runs.view.run_view import RunView
+from rptrain.tui.run.lanes import Lanes, Shown
 
 from .conftest import Page, driven, widget_text
 from .recorded import make_run

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.widgets.log_panel import LogPanel
+from rptrain.tui.run.log_panel import LogPanel
+from rptrain.tui.run.screen import RunScreen
 
 from .conftest import Made, Page, driven, screen_text, settled, until
 from .recorded import make_run

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.view_values import LogLine
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.widgets.log_panel import LogPanel
+from rptrain.runs.view.values import LogLine
+from rptrain.tui.run.log_panel import LogPanel
+from rptrain.tui.run.screen import RunScreen
 
 from .conftest import Made, Page, driven, press_until, screen_text, settled, until
 from .recorded import BEGAN, make_run

@@ -15,7 +15,10 @@ from textual.widgets import Input
 from rptrain.checkpoint.atomic_dir import written_aside
 from rptrain.checkpoint.export_progress import KIND
 from rptrain.tui.app import RptrainApp
-from rptrain.tui.services import chat_session, heavy, launch
+from rptrain.tui.chat import session as chat_session
+from rptrain.tui.data import pages
+from rptrain.tui.new_run import planning
+from rptrain.tui.services import launch
 
 from .. import run_tools as tools
 from .conftest import Made, Scripted, driven, focus, planned, press_until, screen_text, settled, until
@@ -57,9 +60,9 @@ def still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing that depends on the clock, the place or the machine."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    monkeypatch.setattr("rptrain.runs.listing.folder_bytes", lambda folder: 90 << 30)
-    monkeypatch.setattr("rptrain.tui.widgets.run_rows.time.time", lambda: BEGAN + 7200)
-    monkeypatch.setattr("rptrain.runs.listing.time.time", lambda: BEGAN + 840)
+    monkeypatch.setattr("rptrain.runs.folder.listing.folder_bytes", lambda folder: 90 << 30)
+    monkeypatch.setattr("rptrain.tui.runs.run_rows.time.time", lambda: BEGAN + 7200)
+    monkeypatch.setattr("rptrain.runs.folder.listing.time.time", lambda: BEGAN + 840)
     monkeypatch.setattr(launch, "COMMAND", ("false",))
     monkeypatch.setattr(chat_session, "COMMAND", DOUBLE)
     script = "cat records; grep -q done records || while ! test -e go; do sleep 0.02; done"
@@ -153,8 +156,8 @@ def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
         make_run(Path("runs"), "broken", steps=210, end="failed", alive=False, began=BEGAN - 3000)
     if screen == "sets":
         Path("rptrain.toml").write_text(SETS)
-    helper.answers[heavy.page] = page_of(0, 0, 5, False)
-    helper.answers[heavy.plan] = planned(fits=screen != "unfit")
+    helper.answers[pages.page] = page_of(0, 0, 5, False)
+    helper.answers[planning.plan] = planned(fits=screen != "unfit")
     if screen in EXPORTS:
         with Path("runs/llama/config.toml").open("a") as config:
             config.write("[lora]\nr = 8\n")

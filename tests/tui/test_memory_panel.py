@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.view import RunView
-from rptrain.tui.widgets.memory_panel import MemoryPanel, shortened
+from rptrain.runs.view.run_view import RunView
+from rptrain.tui.run.memory_panel import MemoryPanel, shortened
 
 from .recorded import make_run
 

@@ -11,16 +11,18 @@ from textual.widgets import Button, Input, OptionList
 
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import keys
-from rptrain.tui.screens.confirm import Confirm
-from rptrain.tui.screens.dialog import Dialog
-from rptrain.tui.screens.draft_file import invalid_values
-from rptrain.tui.screens.picker import MAX_ITEMS, Item, Picker, Question
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.services import heavy, launch, places
+from rptrain.tui.dialogs.confirm import Confirm
+from rptrain.tui.dialogs.dialog import Dialog
+from rptrain.tui.doctor import machine
+from rptrain.tui.new_run import places, planning
+from rptrain.tui.new_run.draft_file import invalid_values
+from rptrain.tui.new_run.form import Form, Row
+from rptrain.tui.new_run.picker import MAX_ITEMS, Item, Picker, Question
+from rptrain.tui.run.screen import RunScreen
+from rptrain.tui.services import launch
 from rptrain.tui.services.draft import STARTER, Draft
 from rptrain.tui.services.fields import ALL
 from rptrain.tui.services.helper import HelperError
-from rptrain.tui.widgets.form import Form, Row
 from rptrain.utils.errors import UserError
 
 from .conftest import (
@@ -100,7 +102,7 @@ async def test_the_plan_follows_what_is_typed(make: Made, helper: Scripted):
         text = await settled(pilot)
         assert start_button(pilot.app).disabled and "· sequence length (data.max_length) must be" in text
         assert "the plan before this change" in text and "8.42 s per step" in text  # the rest stays
-        helper.answers[heavy.plan] = UserError("no model 'x'")
+        helper.answers[planning.plan] = UserError("no model 'x'")
         await type_over(pilot, "much", "#log-report_to")
         await until(pilot, lambda: "✗ must be one of" in screen_text(pilot.app))  # an item of a list
         await type_over(pilot, "wandb", "#log-report_to")
@@ -208,7 +210,7 @@ async def test_a_question_is_asked_once(make: Made, tmp_path: Path):
 async def test_samples_come_when_there_is_room_for_them(make: Made, helper: Scripted):
     async with make().run_test(size=(80, 24)) as pilot:
         await ready(pilot)
-        assert heavy.preview not in [asked[0] for asked in helper.asked]
+        assert planning.preview not in [asked[0] for asked in helper.asked]
         await pilot.resize_terminal(200, 50)
         await until(pilot, lambda: "Two and two?" in screen_text(pilot.app))
 
@@ -218,7 +220,7 @@ async def test_samples_come_after_leaving_while_they_were_made(make: Made, helpe
     call, go = helper.call, asyncio.Event()
 
     async def slow(function, *given):
-        if function is heavy.preview:
+        if function is planning.preview:
             await go.wait()
         return await call(function, *given)
 
@@ -287,7 +289,7 @@ async def test_a_run_that_would_be_refused_is_not_called_fitting(make: Made, hel
     refusals = [{"key": "data.train.0.path", "message": "my\x1b.jsonl: no such data file or folder"}]
     refused.report.update(fits=False, refusals=refusals, warnings=["2 of 90 rows are bad", "few steps"])
     refused.report["data_warnings"] = refused.report["warnings"][:1]
-    helper.answers[heavy.plan] = refused
+    helper.answers[planning.plan] = refused
     async with make().run_test(size=(120, 36)) as pilot:
         await until(pilot, lambda: "✗ cannot start" in screen_text(pilot.app))
         text = screen_text(pilot.app)
@@ -300,19 +302,19 @@ async def test_a_run_that_would_be_refused_is_not_called_fitting(make: Made, hel
 
 @driven
 async def test_a_file_that_is_fixed_is_planned_again(make: Made, helper: Scripted, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("rptrain.tui.screens.new_run.WATCH_AFTER", 0.05)
+    monkeypatch.setattr("rptrain.tui.new_run.screen.WATCH_AFTER", 0.05)
     data = tmp_path / "chats.jsonl"
     data.write_text("{bad}")
     (tmp_path / "c.toml").write_text('[model]\npath = "tiny-tasks"\n[[data.train]]\npath = "chats.jsonl"\n')
     refused = planned()
     refused.report.update(fits=False, refusals=[{"key": "data.train.0.path", "message": "1 of 1 rows are bad"}])
-    helper.answers[heavy.plan] = refused
+    helper.answers[planning.plan] = refused
     async with make(config=tmp_path / "c.toml").run_test(size=(120, 36)) as pilot:
         await until(pilot, lambda: "✗ cannot start" in screen_text(pilot.app))
-        plans = [given[0] for given in helper.asked].count(heavy.plan)
-        helper.answers[heavy.plan] = planned()
+        plans = [given[0] for given in helper.asked].count(planning.plan)
+        helper.answers[planning.plan] = planned()
         await pilot.pause(0.3)
-        assert [given[0] for given in helper.asked].count(heavy.plan) == plans, "nothing was changed"
+        assert [given[0] for given in helper.asked].count(planning.plan) == plans, "nothing was changed"
         data.write_text("{fix}")
         await ready(pilot)
         assert "cannot start" not in screen_text(pilot.app)
@@ -330,7 +332,7 @@ async def test_what_is_estimated_is_about_so_much(make: Made, helper: Scripted, 
     """The epochs if the steps are set, and the steps otherwise."""
     found = planned()
     found.report["length"]["fixed"] = fixed
-    helper.answers[heavy.plan] = found
+    helper.answers[planning.plan] = found
     async with make().run_test(size=(120, 36)) as pilot:
         await until(pilot, lambda: all(f"│ {part}" in screen_text(pilot.app) for part in parts))
 
@@ -340,7 +342,7 @@ async def test_what_does_not_fit_is_not_started_and_advice_is_taken_by_a_key(
     make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(launch, "COMMAND", ("false",))
-    helper.answers[heavy.plan] = planned(fits=False)
+    helper.answers[planning.plan] = planned(fits=False)
     async with make().run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "does not fit" in screen_text(pilot.app))
         assert start_button(pilot.app).disabled
@@ -348,7 +350,7 @@ async def test_what_does_not_fit_is_not_started_and_advice_is_taken_by_a_key(
         await pilot.press("ctrl+r")
         await settled(pilot)
         assert not isinstance(pilot.app.screen, RunScreen) and not (tmp_path / "runs").exists()
-        helper.answers[heavy.plan] = planned()
+        helper.answers[planning.plan] = planned()
         advice = await focus(pilot, "#advice")
         assert isinstance(advice, OptionList)
         await press_until(pilot, "down", lambda: advice.highlighted == 1)
@@ -361,11 +363,11 @@ async def test_what_does_not_fit_is_not_started_and_advice_is_taken_by_a_key(
 @driven
 async def test_a_remedy_is_one_key(make: Made, helper: Scripted, key: str):
     """The number alone where nothing is typed."""
-    helper.answers[heavy.plan] = planned(fits=False)
+    helper.answers[planning.plan] = planned(fits=False)
     async with make().run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "alt+1 micro-batch = 1" in screen_text(pilot.app))
         await focus(pilot, "#model-path" if key == "alt+1" else "#train-method")
-        helper.answers[heavy.plan] = planned()
+        helper.answers[planning.plan] = planned()
         await pilot.press(key)
         await ready(pilot)
         assert "micro_batch_size = 1\n" in helper.asked[-1][2] and shown(pilot.app, "model-path") == ["tiny-tasks"]
@@ -375,7 +377,7 @@ async def test_a_remedy_is_one_key(make: Made, helper: Scripted, key: str):
 @driven
 async def test_alt_and_a_digit_as_terminals_send_them_change_no_value(make: Made, helper: Scripted):
     """Escape and the digit, which Textual reads as a character."""
-    helper.answers[heavy.plan] = planned(fits=False)
+    helper.answers[planning.plan] = planned(fits=False)
     async with make().run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "alt+1 micro-batch = 1" in screen_text(pilot.app))
         await focus(pilot, "#model-path")
@@ -384,7 +386,7 @@ async def test_alt_and_a_digit_as_terminals_send_them_change_no_value(make: Made
             for event in parser.feed(f"\x1b{digit}"):
                 pilot.app.post_message(event)
         assert "alt+1 micro-batch = 1" in await settled(pilot), "there is only one change"
-        helper.answers[heavy.plan] = planned()
+        helper.answers[planning.plan] = planned()
         for event in parser.feed("\x1b1"):
             pilot.app.post_message(event)
         await ready(pilot)
@@ -393,13 +395,13 @@ async def test_alt_and_a_digit_as_terminals_send_them_change_no_value(make: Made
 
 @driven
 async def test_the_changes_are_reached_without_alt(make: Made, helper: Scripted):
-    helper.answers[heavy.plan] = planned(fits=False)
+    helper.answers[planning.plan] = planned(fits=False)
     async with make().run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "What makes it fit (ctrl+g):" in screen_text(pilot.app))
         await focus(pilot, "#model-path")
         advice = pilot.app.screen.query_one("#advice", OptionList)
         await press_until(pilot, "ctrl+g", lambda: advice.has_focus and advice.highlighted == 1)
-        helper.answers[heavy.plan] = planned()
+        helper.answers[planning.plan] = planned()
         await pilot.press("enter")
         await ready(pilot)
         assert "micro_batch_size = 1\n" in helper.asked[-1][2]
@@ -410,14 +412,14 @@ async def test_the_plan_shows_a_measured_speed_and_a_shorter_sequence(make: Made
     found = planned()
     found.report["plan"]["past"] = {"run": "old[red]", "tokens_per_second": 23.0}
     found.report["length"].update(shorter=128, measured_seconds=9_000.0)
-    helper.answers[heavy.plan] = found
+    helper.answers[planning.plan] = found
     async with make().run_test(size=(120, 36)) as pilot:
         await until(pilot, lambda: "23 tokens/s measured by the run old[red]" in screen_text(pilot.app))
         text = screen_text(pilot.app)
         assert "about 2 h 30 m in total as measured (planned: 2 h 48 m)" in text
         assert "samples have up to 61 tokens" in " ".join(screen_text(pilot.app).split())
         assert "alt+1 sequence length = 128" in screen_text(pilot.app)
-        helper.answers[heavy.plan] = planned()
+        helper.answers[planning.plan] = planned()
         await press_until(pilot, "alt+1", lambda: shown(pilot.app, "data-max_length") == ["128"])
         await until(pilot, lambda: "alt+1" not in screen_text(pilot.app))
 
@@ -428,7 +430,7 @@ async def test_the_learning_rate_follows_the_size_of_a_model_of_ones_own(make: M
         await ready(pilot)
         found = planned()
         found.report["model"]["parameters"] = 3_100_000
-        helper.answers[heavy.plan] = found
+        helper.answers[planning.plan] = found
         await type_over(pilot, "own", "#model-path")
         await until(pilot, lambda: "The learning rate is 1e-3 now, and was 2e-3" in notified(pilot.app))
         await ready(pilot)
@@ -596,7 +598,7 @@ async def test_what_is_left_is_called_off_and_taken_up_again(make: Made, helper:
     call = helper.call
 
     async def slow(function, *given):
-        if function in (heavy.plan, heavy.doctor) and is_slow:
+        if function in (planning.plan, machine.checks) and is_slow:
             try:
                 await asyncio.sleep(600)
             except asyncio.CancelledError:
@@ -738,16 +740,16 @@ async def test_the_mouse_does_what_keys_do(make: Made, tmp_path: Path):
 
 
 def test_real_plans_and_previews_are_values(tmp_path: Path):
-    from rptrain.tui.services.recipe import recipe
+    from rptrain.tui.new_run.recipe import recipe
 
     draft = Draft(tmp_path / "rptrain.toml")
     draft.update(recipe("tiny-tasks", "builtin:tasks", "full"))
     draft.put("engine.devices", "cpu:2")
-    found = heavy.plan(draft.path, draft.text)
+    found = planning.plan(draft.path, draft.text)
     assert found.fits and found.report["plan"]["seconds_per_step"] > 0 and found.stages
-    preview = heavy.preview(draft.path, draft.text)
+    preview = planning.preview(draft.path, draft.text)
     assert [[part.supervised for part in sample.parts] for sample in preview.samples] == [[False, True]] * 3
     assert all("end" in sample.parts[1].text for sample in preview.samples)
     draft.put("data.train.0.path", "none.jsonl")
     with pytest.raises(UserError, match="no such data file"):
-        heavy.preview(draft.path, draft.text)
+        planning.preview(draft.path, draft.text)

@@ -7,7 +7,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from rptrain.tui.app import RptrainApp
-from rptrain.tui.widgets.form import Form, Row
+from rptrain.tui.new_run.form import Form, Row
 
 from .conftest import Made, driven, focus, press_until, screen_text, settled, until
 

@@ -9,13 +9,13 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.screens.runs import Runs
-from rptrain.tui.services import heavy, places
-from rptrain.tui.services.places import FoundModel
+from rptrain.tui.new_run import places, planning
+from rptrain.tui.new_run.places import FoundModel
+from rptrain.tui.new_run.screen import NewRun
+from rptrain.tui.run.screen import RunScreen
+from rptrain.tui.runs.run_list import RunList
+from rptrain.tui.runs.screen import Runs
 from rptrain.tui.widgets.plot import Plot
-from rptrain.tui.widgets.run_list import RunList
 from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, focus, planned, screen_text, until
@@ -65,7 +65,7 @@ async def test_no_path_and_no_value_of_a_config_is_obeyed(make: Made, helper: Sc
     (tmp_path / NAME / "x.jsonl").write_text("{}\n")
     (tmp_path / f"z{name}.jsonl").write_text("{}\n")  # which does not complete the model's path
     helper.answers[places.models] = [FoundModel(name, "here", 0, f"{NAME}about", False)]
-    helper.answers[heavy.plan] = UserError(f"no model {name}")
+    helper.answers[planning.plan] = UserError(f"no model {name}")
     async with make().run_test(size=(120, 36)) as pilot:
         await check(pilot, "no model a␛[2J", "  a␛[2J    b␊c��  ")
         model = await focus(pilot, "#model-path")
@@ -81,7 +81,7 @@ async def test_no_path_and_no_value_of_a_config_is_obeyed(make: Made, helper: Sc
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(pilot.app.screen, NewRun))
         assert model.value == name
-        helper.answers[heavy.plan] = planned()
+        helper.answers[planning.plan] = planned()
         await pilot.press("ctrl+s")
         await until(pilot, lambda: "*" not in screen_text(pilot.app).splitlines()[0])
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from rptrain.tui.run.phase_lines import phase_in, shortened
 from rptrain.tui.services import launch
-from rptrain.tui.services.phase_lines import phase_in, shortened
 
 from .conftest import Made, driven, screen_text, until
 from .recorded import make_run

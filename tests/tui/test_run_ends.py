@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rptrain.tui.messages import OpenRun
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.screens.runs import Runs
+from rptrain.tui.new_run.screen import NewRun
+from rptrain.tui.outcomes import outcome, still_trains
+from rptrain.tui.run.screen import RunScreen
+from rptrain.tui.runs.screen import Runs
 from rptrain.tui.services import launch
-from rptrain.tui.services.outcomes import outcome, still_trains
 
 from .conftest import Made, Scripted, driven, notified, press_until, screen_text, settled, until
 from .recorded import BEGAN, make_run
@@ -110,7 +110,7 @@ async def test_a_run_that_ends_out_of_sight_is_told_on_any_screen(
     make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "while ! test -e go; do sleep 0.02; done; exit 3"))
-    monkeypatch.setattr("rptrain.tui.app.LOOK_AFTER", 0.05)
+    monkeypatch.setattr("rptrain.tui.app.CHECK_AFTER", 0.05)
     app = make()
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await until(pilot, lambda: "fits" in screen_text(app))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs import view as view_module
-from rptrain.runs.lanes import Work
-from rptrain.runs.view import RunView
-from rptrain.tui.widgets import run_head
+from rptrain.runs.records.lanes import Work
+from rptrain.runs.view import process_view
+from rptrain.runs.view.run_view import RunView
+from rptrain.tui.run import run_head
 
 from .conftest import Page, driven, widget_text
 from .recorded import make_run
@@ -31,7 +31,7 @@ def test_all_steps_are_looked_through_at_most_once(
     def counted(name: str, function: Callable[..., object]) -> Callable[..., object]:
         return lambda *given: calls.append(name) or function(*given)
 
-    for module, name in ((run_head, "_highest"), (view_module, "loss_change")):
+    for module, name in ((run_head, "_highest"), (process_view, "loss_change")):
         monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
     for _ in range(3):
         assert dict(run_head._numbers(view))["learning rate"] and view.loss_change
@@ -50,7 +50,7 @@ def test_all_steps_are_looked_through_at_most_once(
 )
 async def test_no_number_is_cut(tmp_path: Path, width: int, end: str, note: str, shown: str):
     view = RunView(make_run(tmp_path, "support", steps=345, total=2000, end=end))
-    view._completed = 2000
+    view.progress.completed = 2000
     head = run_head.RunHead()
     async with Page(head).run_test(size=(width, 4)) as pilot:
         head.show(view, view.state, note)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.new_run.screen import NewRun
+from rptrain.tui.run.screen import RunScreen
 from rptrain.tui.services import launch
 from rptrain.tui.services.launch import free_name
 

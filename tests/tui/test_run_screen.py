@@ -12,18 +12,18 @@ from textual.widgets import Button
 from textual.widgets._toast import Toast
 
 from rptrain.checkpoint.atomic_dir import MANIFEST
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.view import RunView
-from rptrain.runs.view_values import Checkpoint
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.view.run_view import RunView
+from rptrain.runs.view.values import Checkpoint
 from rptrain.tui.app import RptrainApp
-from rptrain.tui.screens.run import PAUSE, RunScreen
+from rptrain.tui.run.lanes import Lanes
+from rptrain.tui.run.log_panel import LogPanel
+from rptrain.tui.run.replay import Replay
+from rptrain.tui.run.run_head import RunHead
+from rptrain.tui.run.screen import PAUSE, RunScreen
 from rptrain.tui.services import launch
-from rptrain.tui.services.replay import Replay
 from rptrain.tui.widgets.key_bar import KeyBar
-from rptrain.tui.widgets.lanes import Lanes
-from rptrain.tui.widgets.log_panel import LogPanel
 from rptrain.tui.widgets.plot import POINTS, Plot
-from rptrain.tui.widgets.run_head import RunHead
 from rptrain.tui.widgets.top_bar import TopBar
 
 from ..run_tools import PATIENCE
@@ -168,8 +168,8 @@ async def test_a_long_run_is_followed_while_all_of_it_is_read(make: Made, tmp_pa
             assert named or read.wait(PATIENCE)
             super().__init__(path, **named)
 
-    monkeypatch.setattr("rptrain.tui.screens.run.AT_FIRST", 8192)
-    monkeypatch.setattr("rptrain.tui.screens.run.RunView", Slow)
+    monkeypatch.setattr("rptrain.tui.run.screen.AT_FIRST", 8192)
+    monkeypatch.setattr("rptrain.tui.run.screen.RunView", Slow)
     async with make(attach=run).run_test(size=(120, 36)) as pilot:
         screen = await opened(pilot)
         assert screen._view is not None and not screen._view.whole
@@ -228,7 +228,7 @@ async def test_a_run_that_ended_is_not_commanded_but_resumed(make: Made, tmp_pat
 @driven
 async def test_the_head_of_a_resumed_run_fits_into_60_columns(tmp_path: Path):
     view = RunView(make_run(tmp_path, steps=2, end="stopped", alive=False))
-    view.checkpoints.append(Checkpoint(BEGAN, 1_000_000, "checkpoints/checkpoint-1000000"))
+    view.results.checkpoints.append(Checkpoint(BEGAN, 1_000_000, "checkpoints/checkpoint-1000000"))
     head = RunHead()
     async with Page(head).run_test(size=(58, 4)) as pilot:  # without the padding
         head.show(view, "starting")

@@ -11,17 +11,17 @@ from textual.containers import ScrollableContainer
 from textual.events import Key
 from textual.widgets import Input, OptionList
 
-from rptrain.runs import listing
-from rptrain.runs.listing import Listing
+from rptrain.runs.folder import listing
+from rptrain.runs.folder.listing import Listing
 from rptrain.tui.messages import OpenRun
-from rptrain.tui.screens.new_run import NewRun
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.screens.runs import Runs
+from rptrain.tui.new_run.screen import NewRun
+from rptrain.tui.run.screen import RunScreen
+from rptrain.tui.runs.run_list import Heading, RunList
+from rptrain.tui.runs.run_rows import Layout
+from rptrain.tui.runs.screen import Runs
+from rptrain.tui.runs.summaries import RunFolder
 from rptrain.tui.services import launch
-from rptrain.tui.services.summaries import RunFolder
 from rptrain.tui.widgets.plot import Plot
-from rptrain.tui.widgets.run_list import Heading, RunList
-from rptrain.tui.widgets.run_rows import Layout
 
 from ..run_tools import PATIENCE
 from .conftest import Made, driven, press_until, screen_text, settled, until
@@ -181,10 +181,10 @@ async def test_enter_opens_and_escape_comes_back(make: Made, runs: Path):
 
 @driven
 async def test_the_list_rests_behind_a_run_and_is_new_when_one_comes_back(make: Made, runs: Path, monkeypatch):
-    monkeypatch.setattr("rptrain.tui.screens.runs.PAUSE", 0.05)
+    monkeypatch.setattr("rptrain.tui.runs.screen.PAUSE", 0.05)
     looks: list[None] = []
-    look = RunFolder.look
-    monkeypatch.setattr(RunFolder, "look", lambda *given: looks.append(None) or look(*given))
+    read = RunFolder.read
+    monkeypatch.setattr(RunFolder, "read", lambda *given: looks.append(None) or read(*given))
     async with make().run_test(size=(80, 24)) as pilot:
         await listed(pilot)
         behind = pilot.app.screen

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.runs.timeline import SlotSpan, StepTimeline
-from rptrain.runs.view import RunView
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.widgets.lanes import Lanes
-from rptrain.tui.widgets.log_panel import LogPanel
-from rptrain.tui.widgets.schedule_panel import ProcessSchedule, SchedulePanel, part_lines, strip_of
+from rptrain.runs.records.timeline import SlotSpan, StepTimeline
+from rptrain.runs.view.run_view import RunView
+from rptrain.tui.run.lanes import Lanes
+from rptrain.tui.run.log_panel import LogPanel
+from rptrain.tui.run.schedule_panel import ProcessSchedule, SchedulePanel, part_lines, strip_of
+from rptrain.tui.run.screen import RunScreen
 
 from .conftest import Made, driven, press_until, screen_text, until, widget_text
 from .recorded import make_run
@@ -69,7 +69,7 @@ def test_an_average_that_is_much_longer_than_the_step_is_told():
 def test_a_pair_of_steps_is_named(tmp_path: Path):
     view = RunView(make_run(tmp_path / "runs", devices=1))
     assert view.timeline is not None
-    view.step_ended = view.recent[-1].time - 0.5
+    view.progress.step_ended = view.recent[-1].time - 0.5
     assert ProcessSchedule.of(view, titled=False).elapsed == 0.5
     view.timeline = replace(view.timeline, steps=2, seconds=4.0)
     part = ProcessSchedule.of(view, titled=False)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rptrain.tui.new_run.setting_text import about, epochs_note, length_note, reason_of, with_labels
 from rptrain.tui.services.fields import ALL
-from rptrain.tui.services.setting_text import about, epochs_note, length_note, reason_of, with_labels
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.services.replay import Replay
-from rptrain.tui.widgets.lanes import Lanes
+from rptrain.tui.run.lanes import Lanes
+from rptrain.tui.run.replay import Replay
+from rptrain.tui.run.screen import RunScreen
 
 from .conftest import Made, driven, press_until, screen_text, settled, until, widget_text
 from .recorded import make_run, snapshot

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rptrain.tui.services.start_errors import error_of, first_line, setting_of
+from rptrain.tui.run.start_errors import error_of, first_line, setting_of
 
 TRACEBACK = """\
 a warning

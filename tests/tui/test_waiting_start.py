@@ -7,8 +7,9 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from rptrain.tui.screens.run import RunScreen
-from rptrain.tui.services import heavy, launch
+from rptrain.tui.new_run import planning
+from rptrain.tui.run.screen import RunScreen
+from rptrain.tui.services import launch
 from rptrain.utils.errors import UserError
 
 from .conftest import Made, Scripted, driven, focus, notified, planned, press_until, screen_text, type_over, until
@@ -25,7 +26,7 @@ def go(helper: Scripted, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     call, event = helper.call, asyncio.Event()
 
     async def slow(function, *given):
-        if function is heavy.plan:
+        if function is planning.plan:
             await event.wait()
         return await call(function, *given)
 
@@ -80,8 +81,8 @@ async def test_a_waiting_start_is_canceled(make: Made, go: asyncio.Event, tmp_pa
 async def test_a_waiting_start_that_is_refused_says_why(
     make: Made, go: asyncio.Event, helper: Scripted, tmp_path: Path, answer: object
 ):
-    helper.answers[heavy.plan] = answer
-    reason = "the run does not fit" if isinstance(answer, heavy.Planned) else "no model 'x'"
+    helper.answers[planning.plan] = answer
+    reason = "the run does not fit" if isinstance(answer, planning.Planned) else "no model 'x'"
     async with make().run_test(size=(200, 36), notifications=True) as pilot:
         await ask_to_start(pilot)
         go.set()

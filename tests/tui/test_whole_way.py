@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from textual.widgets import Button, Input
 
-from rptrain.runs.view import RunView
+from rptrain.runs.view.run_view import RunView
 from rptrain.tui.context import Context
-from rptrain.tui.screens.run import RunScreen
+from rptrain.tui.new_run.recipe import recipe
+from rptrain.tui.run.screen import RunScreen
 from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.helper import ChildHelper
 from rptrain.tui.services.launch import Launched
-from rptrain.tui.services.recipe import recipe
 
 from .conftest import Made, driven, screen_text
 

@@ -1,1 +1,1 @@
-"""The parts of the interface that do not draw: drafts, the helper process, starting trainers, preferences."""
+"""What several screens use and does not draw: the draft, the helper process, starting trainers, preferences."""

@@ -16,7 +16,7 @@ from rptrain.config.errors import dotted, leaves
 from rptrain.config.resolve import Resolved, parse_value, resolve
 from rptrain.config.schema import Config, keys
 from rptrain.config.toml_lines import KeyPath
-from rptrain.runs.outputs import replace_text
+from rptrain.runs.folder.outputs import replace_text
 from rptrain.tui.services import toml_tables
 from rptrain.tui.services.fields import schema_name
 from rptrain.utils.errors import UserError, describe

@@ -14,9 +14,9 @@ from typing import BinaryIO
 import tomlkit
 
 from rptrain.checkpoint.atomic_dir import beside
-from rptrain.runs.ending import memory_kills
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.tail import end_of
+from rptrain.runs.folder.ending import memory_kills
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.records.tail import end_of
 from rptrain.utils.errors import UserError
 from rptrain.utils.locks import lock
 from rptrain.utils.paths import expanded, inside

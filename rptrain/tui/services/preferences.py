@@ -13,13 +13,13 @@ from rptrain.utils.files import read_small_text
 from rptrain.utils.paths import from_environment
 from rptrain.utils.replacing import replace_file
 
-Look = Literal["dark", "light"]
+ThemeName = Literal["dark", "light"]
 
 
 class Preferences(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    look: Look = "dark"
+    look: ThemeName = "dark"
     models: tuple[PathText, ...] = Field(default=(".", "models", "~/models", "/models"))  # folders to search
     data: tuple[PathText, ...] = Field(default=(".", "data", "~/data"))
 
@@ -44,9 +44,9 @@ def load(path: Path) -> Preferences:
         ) from None
 
 
-def save_look(path: Path, look: Look) -> None:
+def save_theme(path: Path, theme: ThemeName) -> None:
     """Writes the theme and keeps everything else in the file. Raises OSError or UserError if it cannot be written."""
     document = tomlkit.parse(read_small_text(path)) if path.is_file() else tomlkit.document()
-    document["look"] = look
+    document["look"] = theme
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, tomlkit.dumps(document).encode())

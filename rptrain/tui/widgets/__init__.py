@@ -1,1 +1,1 @@
-"""The widgets of the screens."""
+"""The widgets that several screens use."""

@@ -1,4 +1,4 @@
-"""The last line of a screen: the keys that there is room for, and F1, which lists all, at the right end."""
+"""The last line of a screen: the keys that fit, and F1, which lists all, at the right end."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -38,11 +38,11 @@ class KeyBar(Footer):
 
     def _fitted(self, widgets: Iterable[Widget]) -> Iterator[Widget]:
         """The same; keys are hidden from the first one on that does not fit."""
-        room = self.app.size.width - HELP
+        width = self.app.size.width - HELP
         for widget in widgets:
             if isinstance(widget, FooterKey):
-                room -= cell_len(widget.key_display) + cell_len(widget.description) + PADDING
-                widget.display = room >= 0
+                width -= cell_len(widget.key_display) + cell_len(widget.description) + PADDING
+                widget.display = width >= 0
             yield widget
 
 

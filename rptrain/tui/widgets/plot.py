@@ -11,7 +11,7 @@ from textual.events import Click
 from textual.geometry import Region
 from textual.message import Message
 
-from rptrain.runs.series import thinned
+from rptrain.runs.view.series import thinned
 from rptrain.tui.widgets.line_widget import LineWidget
 from rptrain.utils.text import clipped, one_line
 from rptrain.utils.units import format_short
@@ -155,12 +155,12 @@ class Plot(LineWidget):
         return Content.assemble(title, " " * gap, (self.hint, "$muted")) if self.hint and gap > 1 else title
 
     def _names(self, width: int) -> list[tuple[str, str]]:
-        """The names of the curves after their marks, in a line; the marks alone if there is little room."""
+        """The names of the curves after their marks, in a line; the marks alone if there is little space."""
         named = [curve for curve in self.curves if curve.name]
-        room = max(width // max(len(self.curves), 1) - 4, 4)
-        short = any(curve.mark and room < min(NAMED, len(curve.name)) for curve in named)
+        space = max(width // max(len(self.curves), 1) - 4, 4)
+        short = any(curve.mark and space < min(NAMED, len(curve.name)) for curve in named)
         return [
-            (f"  {curve.mark or '━'}" + ("" if short else f" {clipped(one_line(curve.name), room)}"), curve.style)
+            (f"  {curve.mark or '━'}" + ("" if short else f" {clipped(one_line(curve.name), space)}"), curve.style)
             for curve in named
         ]
 

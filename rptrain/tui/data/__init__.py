@@ -1,0 +1,1 @@
+"""The data browser: rows as the model reads them."""

@@ -1,0 +1,1 @@
+"""The Doctor screen: the checks of this machine."""

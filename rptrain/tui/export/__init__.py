@@ -1,0 +1,1 @@
+"""Export of a run: the questions, the process and its progress."""

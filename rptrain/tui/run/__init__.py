@@ -1,0 +1,1 @@
+"""The Run screen: one run, current or past."""

@@ -1,0 +1,1 @@
+"""The Runs screen: the runs of a folder, compared."""
