@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.commit import commit
 from rptrain.inference.chat import Speaker
+from rptrain.inference.free_memory import free_room
 from rptrain.inference.model import Model
 from rptrain.inference.placement import Kind, Sizes, choose, speeds
 from rptrain.inference.settings import AnswerSettings
@@ -26,7 +27,6 @@ from rptrain.models import registry
 from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.quantized import with_base
-from rptrain.planner.room import free_room
 
 CASES = (
     *(("qwen3-1.7b", base) for base in ("bf16", "nf4")),

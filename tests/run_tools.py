@@ -33,12 +33,12 @@ from rptrain.cli import argv
 from rptrain.cli.commands import app
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.engine.meter import Measured
+from rptrain.inference.free_memory import free_room
 from rptrain.inference.generate import Request, generate_text
 from rptrain.models import registry
 from rptrain.models.weights import pretrained
 from rptrain.planner import memory
 from rptrain.planner.choose import RunPlan
-from rptrain.planner.room import free_room
 from rptrain.runs import events as metrics
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.run_dir import RunDir

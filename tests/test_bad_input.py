@@ -45,7 +45,7 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(*arguments: object, **named: object) -> None:
         raise AssertionError("memory was taken for a run that cannot be")
 
-    monkeypatch.setattr("rptrain.train.setup.ModelStore", taken)
+    monkeypatch.setattr("rptrain.train.session.ModelStore", taken)
 
 
 @pytest.fixture

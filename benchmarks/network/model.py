@@ -10,9 +10,9 @@ from torch import Tensor
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.meter import Measured
 from rptrain.kernels.batch import Batch
+from rptrain.machine import hardware
 from rptrain.models.registry import build
 from rptrain.models.spec import ModelSpec
-from rptrain.planner import hardware
 from rptrain.planner.choose import RunPlan, Workload, make_plan
 
 CONFIG = {

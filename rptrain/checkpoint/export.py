@@ -14,6 +14,7 @@ from torch import Tensor
 from rptrain.checkpoint import frozen
 from rptrain.checkpoint.adapter import Adapter, shapes, write
 from rptrain.checkpoint.atomic_dir import (
+    BASE,
     MANIFEST,
     Damaged,
     check_hash,
@@ -22,19 +23,9 @@ from rptrain.checkpoint.atomic_dir import (
     read_manifest,
     written_aside,
 )
-from rptrain.checkpoint.base_files import (
-    BASE,
-    CONFIG,
-    PROCESSORS,
-    BaseFile,
-    base_files,
-    with_contents,
-    with_replaced,
-)
 from rptrain.checkpoint.checked import BASE_WEIGHTS, CARRIED, WEIGHTS, hashed
 from rptrain.checkpoint.consistent import read_model
-from rptrain.checkpoint.eos import FROM_CONFIG, generation_config, special_tokens
-from rptrain.checkpoint.export_progress import GENERATION, KIND, ExportProgress, Report
+from rptrain.checkpoint.export_progress import KIND, ExportProgress, Report
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.checkpoint.result import checkpoint_of
 from rptrain.checkpoint.run_states import facts
@@ -43,9 +34,11 @@ from rptrain.checkpoint.target_lock import locked
 from rptrain.checkpoint.unchanged import check_state
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.verify import verify, verify_adapter
+from rptrain.data.eos import FROM_CONFIG, generation_config, special_tokens
 from rptrain.engine.optim.adam import join
 from rptrain.kernels.reference.dense import wide
 from rptrain.models.adapters.lora import merged, without_adapters
+from rptrain.models.base_files import CONFIG, GENERATION, PROCESSORS, BaseFile, base_files, with_contents, with_replaced
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried

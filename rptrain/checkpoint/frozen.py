@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rptrain.checkpoint.adapter import Adapter
-from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.atomic_dir import BASE
 from rptrain.kernels.quant import Quantized
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze

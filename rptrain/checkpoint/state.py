@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from rptrain.checkpoint.atomic_dir import (
+    BASE,
     FORMAT,
     KIND,
-    PARTIAL,
     PIECE,
     REPLACED,
     STATE,
@@ -42,7 +42,6 @@ from rptrain.checkpoint.atomic_dir import (
     remove,
     set_aside,
 )
-from rptrain.checkpoint.base_files import BASE, BaseFile, base_files, with_replaced
 from rptrain.checkpoint.metadata import read_facts
 from rptrain.checkpoint.processes import ALONE, Processes, written_together
 from rptrain.checkpoint.unchanged import check_unchanged
@@ -61,10 +60,12 @@ from rptrain.checkpoint.unit_tensors import (
 from rptrain.engine import wire
 from rptrain.engine.optim.moments import kind_of
 from rptrain.engine.store import UnitState
+from rptrain.models.base_files import BaseFile, base_files, with_replaced
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.phases import Phase, phase
+from rptrain.utils.replacing import PARTIAL
 
 
 def save_state(

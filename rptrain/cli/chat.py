@@ -44,8 +44,8 @@ def chat(
         settings.check()
         with PhaseDisplay(), phase("loading the model", unit=""):
             from rptrain.cli.talk import Talk
+            from rptrain.inference.free_memory import free_room
             from rptrain.inference.load import LoadedChat
-            from rptrain.planner.room import free_room
             from rptrain.runs.listing import training_beside
 
             loaded = LoadedChat(path, free_room(training_beside(path)), placement)

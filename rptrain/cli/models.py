@@ -16,11 +16,11 @@ from rptrain.cli.complete import RUNS, no_completions, run_names
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.export_display import ExportDisplay
 from rptrain.cli.options import JsonArray, PlacementOption
-from rptrain.runs.signals import PROCESS
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
 from rptrain.utils.phase_display import PhaseDisplay
 from rptrain.utils.phases import phase
+from rptrain.utils.signals import PROCESS
 from rptrain.utils.text import is_terminal, one_line, printable
 
 
@@ -97,8 +97,8 @@ def generate(
         path = named_source(source, RUNS)
         with PhaseDisplay(shown=not as_json), phase("preparing the answer", unit=""):
             with PROCESS.importing():
+                from rptrain.inference.free_memory import free_room
                 from rptrain.inference.generate import Request, generate_text, stream_text
-                from rptrain.planner.room import free_room
                 from rptrain.runs.listing import training_beside
 
             room = free_room(training_beside(path))

@@ -8,10 +8,10 @@ import typer
 from rptrain.cli.complete import config_keys
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, keep_allocator_tidy, quiet_connections
-from rptrain.runs.signals import PROCESS
 from rptrain.utils.console import console
 from rptrain.utils.errors import UserError
 from rptrain.utils.phase_display import PhaseDisplay
+from rptrain.utils.signals import PROCESS
 
 if TYPE_CHECKING:
     from rptrain.config.resolve import Resolved

@@ -5,13 +5,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rptrain.checkpoint.base_files import base_paths
-from rptrain.checkpoint.eos import eos_ids
 from rptrain.config.schema import Config, TrainSet
+from rptrain.data.eos import eos_ids
 from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
 from rptrain.data.sequences import NothingSupervised, Sequences
 from rptrain.data.split import once, split
 from rptrain.data.template import load_template
+from rptrain.models.base_files import base_paths
 from rptrain.models.registry import read_config
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState, states_of

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rptrain.checkpoint.base_files import check_base_files
 from rptrain.config.schema import TrainSet
 from rptrain.data import cache, formats, notes, tasks
 from rptrain.data.folders import Chosen, choose, named
@@ -24,6 +23,7 @@ from rptrain.data.template import encode, load_template, template_for_tools
 from rptrain.data.tokens import Document, Origin, Stream, gather, tokenized
 from rptrain.data.turns import Reasoning
 from rptrain.kernels.batch import IGNORED, Batch
+from rptrain.models.base_files import check_base_files
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.phases import Phase, during, phase
 from rptrain.utils.text import counted

@@ -19,10 +19,10 @@ from rptrain.data.render import LONGEST, NESTED, Template, exceeded, is_special,
 from rptrain.data.rows import SHORT, Encoded, EncodeSettings, Tokens, encode_rows, load, tokens_of_chat, tokens_of_text
 from rptrain.data.tokens import Document, ids_of, tokenized
 from rptrain.data.turns import Reasoning, Rendering
-from rptrain.engine.store import available_bytes
 from rptrain.utils import temporary
 from rptrain.utils.errors import UserError
 from rptrain.utils.heap import trim
+from rptrain.utils.host_memory import available_bytes
 from rptrain.utils.limited import Limited, Pool
 from rptrain.utils.parallel import own_cores
 from rptrain.utils.units import format_bytes

@@ -13,9 +13,9 @@ from rptrain.doctor.failures import FAILURES, failed
 from rptrain.kernels import fp8, fp8_products
 from rptrain.kernels.launch import HAS_TRITON
 from rptrain.kernels.toolchain_errors import explain
-from rptrain.planner import rates as kept
-from rptrain.planner.hardware import FP8_CAPABILITY
-from rptrain.planner.rates import GpuRates, Versions
+from rptrain.machine import rates as kept
+from rptrain.machine.hardware import FP8_CAPABILITY
+from rptrain.machine.rates import GpuRates, Versions
 from rptrain.schedule.machine import MeasuredRates, Rates, card_named
 from rptrain.utils.nvml import Driver
 

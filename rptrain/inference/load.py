@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from rptrain.data.loader import load_tokenizer
-from rptrain.engine.store import available_bytes
 from rptrain.inference.chat import Chat, Speaker
 from rptrain.inference.model import find_base, find_model
 from rptrain.inference.placement import FREE, Room, Sizes, choose, speeds
 from rptrain.inference.weights import placed
 from rptrain.models.adapters.lora import without_adapters
 from rptrain.utils.errors import UserError
+from rptrain.utils.host_memory import available_bytes
 from rptrain.utils.units import format_bytes
 
 

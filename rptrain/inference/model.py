@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from rptrain.checkpoint import adapter, checked, frozen
-from rptrain.checkpoint.atomic_dir import MANIFEST, Damaged
-from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.atomic_dir import BASE, MANIFEST, Damaged
 from rptrain.checkpoint.consistent import read_model
-from rptrain.checkpoint.eos import eos_ids, generation_eos
 from rptrain.checkpoint.export import DTYPES
 from rptrain.checkpoint.export_progress import base_format
 from rptrain.checkpoint.frozen import held_in
@@ -22,6 +20,7 @@ from rptrain.checkpoint.result import answering
 from rptrain.checkpoint.run_states import EXPORTED, recorded
 from rptrain.checkpoint.state import dtype_of, unusable
 from rptrain.checkpoint.unit_reader import UnitReader
+from rptrain.data.eos import eos_ids, generation_eos
 from rptrain.data.loader import VOCABULARIES
 from rptrain.kernels.quant import Quantized
 from rptrain.models import registry

@@ -7,9 +7,9 @@ from typing import Any
 
 from rptrain.config.schema import Config
 from rptrain.config.types import format_size
+from rptrain.machine.hardware import MARGIN, Gpu, Hardware, installed_for
 from rptrain.models.spec import ModelShape
 from rptrain.planner.changes import Change, Changes, in_order
-from rptrain.planner.hardware import MARGIN, Gpu, Hardware, installed_for
 from rptrain.planner.ladders import GIB
 from rptrain.planner.memory import Kind, MemoryPlan, least_memory, plan_run
 from rptrain.planner.remedies import Remedy, RemedySearch, ShapeOf, adapting, most

@@ -8,9 +8,9 @@ from typing import Any
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import AUTOMATIC, Config
 from rptrain.engine.meter import Measured
+from rptrain.machine.hardware import Hardware
 from rptrain.models.spec import ModelShape
 from rptrain.planner.choose import RunPlan, Workload, least_period
-from rptrain.planner.hardware import Hardware
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run
 from rptrain.utils.errors import UserError
 

@@ -33,6 +33,7 @@ from rptrain.engine.store import ModelStore, accumulate_dtype
 from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.kernels import launch
 from rptrain.models.spec import LayerShape, ModelShape, Unit
+from rptrain.preflight.model import DTYPES
 from rptrain.schedule.costs import LayerCost, Work
 from rptrain.schedule.dispatch import Links
 from rptrain.schedule.estimate import Estimate, Setting, estimate
@@ -43,7 +44,6 @@ from rptrain.schedule.search import search
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
-DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 LIBRARIES = 512 << 20  # bytes of a GPU's limit for matrix and attention libraries, and for fragmentation
 
 

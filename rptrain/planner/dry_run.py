@@ -3,10 +3,10 @@
 import logging
 
 from rptrain.config.resolve import DEFAULT, Resolved
-from rptrain.planner.machine_flags import MachineFlags
-from rptrain.planner.preflight import config_error
-from rptrain.planner.refusals import Refusal
+from rptrain.machine.flags import MachineFlags
 from rptrain.planner.report import report
+from rptrain.preflight.checks import Refusal
+from rptrain.preflight.machine_and_model import config_error
 
 log = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ from rptrain.engine.meter import Measured
 from rptrain.engine.optim.moments import bytes_each
 from rptrain.engine.store import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.transfer.staging import staging_bytes
+from rptrain.machine.hardware import Gpu, Hardware, usable
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.models.weights.pretrained import stored_bytes
 from rptrain.models.weights.quantized import loading_bytes
 from rptrain.planner.choose import LIBRARIES, RunPlan, Workload, exchange_bytes, least_footprint, make_plan, row_bytes
-from rptrain.planner.hardware import Gpu, Hardware, usable
-from rptrain.planner.model import carried_bytes
+from rptrain.preflight.model import carried_bytes
 from rptrain.runs.run_dir import RunDir, forks
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.utils.errors import UserError

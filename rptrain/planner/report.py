@@ -64,28 +64,28 @@ from rptrain.config.schema import Config
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set
 from rptrain.data.preview import Preview, preview
 from rptrain.engine.meter import Measured
+from rptrain.machine.flags import MachineFlags
+from rptrain.machine.hardware import Hardware
 from rptrain.models.layers import balance
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.spec import ModelShape
 from rptrain.planner import auto, short_steps
 from rptrain.planner.advice import Advice, advise
-from rptrain.planner.choose import DTYPES, RunPlan
+from rptrain.planner.choose import RunPlan
 from rptrain.planner.disk import DiskReading, disk_reading
-from rptrain.planner.hardware import Hardware
 from rptrain.planner.learning_rate import low_rate
 from rptrain.planner.length import RunLength, length_of, warnings_of
-from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.measured_run import MeasuredRun
 from rptrain.planner.memory import MemoryPlan, least_memory, long_text_warning, plan_run, with_saved
-from rptrain.planner.model import find_files, for_hardware, trained_shape, training_model
 from rptrain.planner.network import Nodes
 from rptrain.planner.past_speed import PastSpeed, past_speed
-from rptrain.planner.preflight import machine_and_model
 from rptrain.planner.product_types import ProductType, product_types, suggested
-from rptrain.planner.refusals import Readiness, look
 from rptrain.planner.scaling import Scaling, scaling
 from rptrain.planner.timings import Conditions, load
+from rptrain.preflight.checks import Readiness, look
+from rptrain.preflight.machine_and_model import machine_and_model
+from rptrain.preflight.model import DTYPES, find_files, for_hardware, trained_shape, training_model
 from rptrain.runs.outputs import Output
 from rptrain.runs.run_dir import RunDir, find
 from rptrain.schedule import picture

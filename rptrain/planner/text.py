@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rptrain.config.schema import Config
+from rptrain.machine.hardware import Hardware
 from rptrain.models.spec import ModelShape
 from rptrain.planner.compare import OURS, ScheduleTime
-from rptrain.planner.hardware import Hardware
 from rptrain.planner.length import sentences
 from rptrain.planner.memory import MemoryPlace
 from rptrain.planner.product_types import ProductType, suggested

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rptrain.runs.signals import PROCESS
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.paths import inside
+from rptrain.utils.signals import PROCESS
 
 FOLDER = "control"
 PAUSE, SAVE, STOP = "PAUSE", "SAVE", "STOP"

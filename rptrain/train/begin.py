@@ -14,19 +14,19 @@ import rptrain
 from rptrain.checkpoint.trial import REMEDY, remedy, try_saving
 from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
-from rptrain.planner.hardware import here
+from rptrain.machine.hardware import here
 from rptrain.planner.memory import with_saved
-from rptrain.planner.refusals import check_adapters
 from rptrain.planner.simulated_step import simulated_step
+from rptrain.preflight.checks import check_adapters
 from rptrain.runs import events
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.process import ProcessId
 from rptrain.runs.run_dir import OWN, RunDir, begin, changed, check_creatable, find, forks
 from rptrain.runs.view import RunView
+from rptrain.train.end import RunEnd
 from rptrain.train.group import Group
 from rptrain.train.job import Job, prepare_job, resolve_auto
 from rptrain.train.resume import Resume, with_recorded_padding
-from rptrain.train.run_end import RunEnd
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import UserError
 from rptrain.utils.liveness import progressed

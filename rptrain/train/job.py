@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 
-from rptrain.checkpoint import eos
 from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
-from rptrain.checkpoint.base_files import CONFIG, BaseFile, base_files, check_base_files, check_links, left_out
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
-from rptrain.data import padding
+from rptrain.data import eos, padding
 from rptrain.data.amount import amount_of
 from rptrain.data.datasets import batches_of, find_tokenizer, training_set, validation_set
 from rptrain.data.excerpt import PLANNING, excerpt
@@ -26,18 +24,19 @@ from rptrain.engine.distributed.share import Share
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
 from rptrain.kernels.toolchain import try_out
+from rptrain.machine.hardware import Hardware, here
+from rptrain.models.base_files import CONFIG, BaseFile, base_files, check_base_files, check_links, left_out
 from rptrain.models.layers import balance
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.planner import auto, short_steps
 from rptrain.planner.advice import advise
-from rptrain.planner.choose import DTYPES, RunPlan
-from rptrain.planner.hardware import Hardware, here
+from rptrain.planner.choose import RunPlan
 from rptrain.planner.length import total_steps
 from rptrain.planner.memory import MemoryPlan, plan_run
-from rptrain.planner.model import find_files, for_hardware, lora_settings, trained_shape, training_model
-from rptrain.planner.refusals import adapter_of
 from rptrain.planner.timings import Conditions
+from rptrain.preflight.checks import adapter_of
+from rptrain.preflight.model import DTYPES, find_files, for_hardware, lora_settings, trained_shape, training_model
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import UserError
 from rptrain.utils.limited import end_idle

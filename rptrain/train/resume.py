@@ -8,8 +8,7 @@ from typing import Any, Self
 
 from rptrain.checkpoint import frozen
 from rptrain.checkpoint.adapter import Adapter
-from rptrain.checkpoint.atomic_dir import STATE, Damaged, set_aside
-from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.atomic_dir import BASE, STATE, Damaged, set_aside
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.checkpoint.state import load_state, read_state
@@ -18,7 +17,7 @@ from rptrain.data.notes import rules
 from rptrain.data.sequences import Sequences
 from rptrain.engine.store import UnitState
 from rptrain.models import registry
-from rptrain.planner.refusals import check_resumable
+from rptrain.preflight.checks import check_resumable
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import CheckpointDamaged, Event
 from rptrain.runs.run_dir import RunDir, forks

@@ -6,23 +6,23 @@ from functools import partial
 
 from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
-from rptrain.planner.refusals import check_trackers
+from rptrain.preflight.checks import check_trackers
 from rptrain.runs.control import Control, StopRequested
 from rptrain.runs.run_dir import RunDir
-from rptrain.runs.signals import PROCESS
 from rptrain.train.begin import Begun, begin_run, prepare_run, record_start, share
 from rptrain.train.group import Group, joined
 from rptrain.train.heading import heading
 from rptrain.train.progress import ProgressDisplay, record
 from rptrain.train.replan import with_recorded_times
 from rptrain.train.save import Saver
-from rptrain.train.setup import open_store
+from rptrain.train.session import open_store
 from rptrain.train.telemetry import Telemetry
 from rptrain.train.trackers import Trackers
 from rptrain.train.trainer import Trainer
 from rptrain.train.watchdog import Watchdog, Watched
 from rptrain.utils.console import console
 from rptrain.utils.phase_display import PhaseDisplay
+from rptrain.utils.signals import PROCESS
 
 PATIENCE = 60.0  # most seconds to wait for the telemetry or a tracker, neither of which is needed to train
 

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import torch
 
-from rptrain.checkpoint.base_files import BaseFile
 from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.checkpoint.run_states import checkpoints_by_loss
 from rptrain.checkpoint.state import prune, save_state
@@ -18,6 +17,7 @@ from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
 from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.store import UnitState
+from rptrain.models.base_files import BaseFile
 from rptrain.runs.events import CheckpointSaved, Event, SaveFailed
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.job import Job

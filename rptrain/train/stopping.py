@@ -4,7 +4,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from rptrain.engine.progress import StepProgress
-from rptrain.runs.signals import PROCESS
+from rptrain.utils.signals import PROCESS
 from rptrain.utils.text import counted
 from rptrain.utils.units import format_duration
 

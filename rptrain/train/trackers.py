@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rptrain.config.schema import Config
-from rptrain.planner.refusals import TRACKERS
+from rptrain.preflight.checks import TRACKERS
 from rptrain.runs.events import Evaluation, Event, Step, TrackerFailed
 from rptrain.runs.run_dir import RunDir
 from rptrain.utils.errors import describe

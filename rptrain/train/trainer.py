@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.atomic_dir import BASE
 from rptrain.checkpoint.export import export_store
 from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.engine import Engine
@@ -24,11 +24,9 @@ from rptrain.planner.short_steps import tokens_of
 from rptrain.runs import events
 from rptrain.runs.control import LOOK, Commands, Control, StopRequested
 from rptrain.runs.lanes import Phase, StepNumbers
-from rptrain.runs.signals import PROCESS
 from rptrain.train import validation
 from rptrain.train.begin import Begun, record_plan
 from rptrain.train.best import load_best
-from rptrain.train.clock import Clock, StepTimes, Throughput
 from rptrain.train.group import Group, ShareTimes
 from rptrain.train.job import Job
 from rptrain.train.lr import learning_rate
@@ -39,13 +37,15 @@ from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile
 from rptrain.train.resume import restore
 from rptrain.train.running_step import RunningStep, step_phase
 from rptrain.train.save import Saver, checkpoint_meta
-from rptrain.train.setup import initial_hashes, load_weights, open_engine, starting_scale
+from rptrain.train.session import initial_hashes, load_weights, open_engine, starting_scale
+from rptrain.train.steps import Clock, StepTimes, Throughput
 from rptrain.train.stopping import Stopping
 from rptrain.train.telemetry import Telemetry, slots
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import TrainingError
 from rptrain.utils.page_locks import locking_advice
 from rptrain.utils.phases import during, phase
+from rptrain.utils.signals import PROCESS
 from rptrain.utils.text import counted
 from rptrain.utils.units import format_score
 

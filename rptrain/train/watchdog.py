@@ -21,11 +21,11 @@ from typing import NoReturn, Self
 
 from rptrain.config.schema import Engine as EngineConfig
 from rptrain.runs.events import CheckpointSaved, Event, Failed, Stalled, Stopped, last_record
-from rptrain.runs.signals import INTERRUPTED
 from rptrain.utils.errors import RunDeleted, UserError
 from rptrain.utils.liveness import idle_seconds, progressed
 from rptrain.utils.native_watchdog import Ending, NativeWatchdog
 from rptrain.utils.paths import inside
+from rptrain.utils.signals import INTERRUPTED
 from rptrain.utils.text import is_terminal
 
 GRACE = 5.0  # seconds

@@ -21,8 +21,8 @@ from rptrain.bench.idle import CAUSES, gaps
 from rptrain.bench.memory import Peak
 from rptrain.bench.report import Report
 from rptrain.config.resolve import resolve
+from rptrain.machine.hardware import Gpu
 from rptrain.planner.choose import LIBRARIES
-from rptrain.planner.hardware import Gpu
 from rptrain.schedule.plan import Plan
 from tests.cases import long
 

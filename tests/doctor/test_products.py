@@ -12,7 +12,7 @@ from rptrain.data import cache
 from rptrain.doctor import examine as whole
 from rptrain.doctor import kernels, links, products
 from rptrain.doctor.checks import Check, check
-from rptrain.planner.rates import GpuRates, LinkRates, Versions, load
+from rptrain.machine.rates import GpuRates, LinkRates, Versions, load
 from rptrain.schedule.machine import MeasuredRates, Rates
 from rptrain.utils.nvml import GpuStatus
 

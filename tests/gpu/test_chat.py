@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from benchmarks.page_locking import lockable
+from rptrain.inference.free_memory import free_room
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.placement import Sizes
 from rptrain.inference.settings import AnswerSettings
-from rptrain.planner.room import free_room
 from rptrain.runs.run_dir import RunDir
 
 from .. import run_tools as tools

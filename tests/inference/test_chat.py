@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from rptrain.inference.chat import Chat
+from rptrain.inference.free_memory import free_room
 from rptrain.inference.generate import Request, stream_text
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.settings import AnswerSettings
 from rptrain.models.layers.cache import cache_bytes
-from rptrain.planner.room import free_room
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools

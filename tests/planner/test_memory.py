@@ -23,14 +23,14 @@ from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import BLOCK
 from rptrain.engine.footprint import footprint
 from rptrain.engine.store import ModelStore
+from rptrain.machine import hardware as devices
+from rptrain.machine.hardware import LATER
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.fp8 import with_fp8
 from rptrain.models.weights.quantized import QUANTIZING, with_base
-from rptrain.planner import hardware as devices
 from rptrain.planner.choose import Workload
-from rptrain.planner.hardware import LATER
 from rptrain.planner.memory import (
     CUDA,
     CUDA_EACH,
@@ -43,7 +43,7 @@ from rptrain.planner.memory import (
     state_parts,
     worker_bytes,
 )
-from rptrain.planner.model import training_model
+from rptrain.preflight.model import training_model
 from rptrain.schedule.machine import CARDS, CPU
 from rptrain.schedule.plan import Plan
 from rptrain.train.run import train
@@ -110,7 +110,7 @@ from pathlib import Path
 from rptrain.planner import hardware
 from rptrain.config.resolve import resolve
 from rptrain.planner.memory import plan_run
-from rptrain.planner.model import training_model
+from rptrain.preflight.model import training_model
 from rptrain.train.run import train
 
 resolved = resolve(sys.argv[1], sys.argv[2:])

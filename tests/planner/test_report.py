@@ -16,16 +16,16 @@ from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
+from rptrain.machine.flags import MachineFlags
+from rptrain.machine.hardware import Hardware, planned
 from rptrain.models import registry
 from rptrain.planner.advice import advise, values
 from rptrain.planner.changes import ORDER, with_changes, with_value
-from rptrain.planner.hardware import Hardware, planned
-from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.memory import least_memory, plan_run
-from rptrain.planner.model import trained_shape
 from rptrain.planner.report import report
 from rptrain.planner.text import describe, verdict_text
 from rptrain.planner.timings import Conditions, Timings
+from rptrain.preflight.model import trained_shape
 from rptrain.schedule.machine import CARDS, MeasuredRates, Rates
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.schedule.roofline import Verdict
@@ -348,7 +348,7 @@ def test_training_gives_the_same_advice_before_anything_is_loaded(tmp_path, monk
     def taken(*arguments: object, **named: object) -> None:
         raise AssertionError("memory was taken for a run that cannot be")
 
-    monkeypatch.setattr("rptrain.train.setup.ModelStore", taken)
+    monkeypatch.setattr("rptrain.train.session.ModelStore", taken)
     low = "engine.host_limit=10000"
     result = tools.invoke("--config", "run.toml", low)
     first, *rest = result.stderr.splitlines()

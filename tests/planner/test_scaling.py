@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 
 from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
+from rptrain.machine.hardware import planned
 from rptrain.models import registry
-from rptrain.planner.hardware import planned
 from rptrain.planner.memory import plan_run
 from rptrain.schedule.machine import CARDS, GOODPUT
 

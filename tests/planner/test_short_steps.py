@@ -9,9 +9,9 @@ import torch
 
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
+from rptrain.machine.flags import MachineFlags
 from rptrain.models import registry
 from rptrain.planner.choose import RunPlan, Workload, make_plan
-from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.report import report
 from rptrain.planner.short_steps import fitted, tokens_of, with_sequences
 from rptrain.schedule.estimate import estimate

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 import rptrain.train.trainer
-from rptrain.checkpoint.eos import GENERATION
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.state import read_state
+from rptrain.data.eos import GENERATION
 from rptrain.data.loader import load_tokenizer
+from rptrain.inference.free_memory import free_room
 from rptrain.inference.generate import Request, stream_text
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.model import find_model
 from rptrain.inference.settings import AnswerSettings
 from rptrain.inference.weights import dense
 from rptrain.models.layers.generate import generate
-from rptrain.planner.room import free_room
 from rptrain.runs import events
 from rptrain.train.job import prepare_job
 

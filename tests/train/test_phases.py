@@ -10,9 +10,9 @@ from rptrain.checkpoint.atomic_dir import MANIFEST
 from rptrain.checkpoint.checked import BASE_WEIGHTS, WEIGHTS
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.unit_tensors import PARAM_HASH
+from rptrain.inference.free_memory import free_room
 from rptrain.inference.generate import Request, generate_text
 from rptrain.kernels import compiling
-from rptrain.planner.room import free_room
 from rptrain.runs import events
 from rptrain.runs.view import RunView
 from rptrain.train import progress
@@ -160,7 +160,7 @@ def test_a_step_in_which_a_kernel_was_made_does_not_count(tmp_path: Path, monkey
             compiled(cache_hit=hit)
         return 5.0
 
-    monkeypatch.setattr("rptrain.train.clock.Throughput.finished", finished)
+    monkeypatch.setattr("rptrain.train.steps.Throughput.finished", finished)
     tools.write_model(tmp_path / "model")
     run = tools.train_here(tmp_path, "train.max_steps=6")
     assert counted == [False, True, True, False, True, True]

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-import rptrain.train.run_end
+import rptrain.train.end
 import rptrain.train.save
 import rptrain.train.trainer
 from rptrain.engine.distributed.peers import PeerLost
@@ -127,7 +127,7 @@ def test_the_record_precedes_the_closing_of_the_engine(tmp_path, monkeypatch):
 )
 def test_a_save_that_runs_is_canceled(tmp_path, monkeypatch, error, ended):
     """After a second signal, or if it cannot be completed. A save that hangs does not keep the run for long."""
-    monkeypatch.setattr(rptrain.train.run_end, "CANCELING", 0.05)
+    monkeypatch.setattr(rptrain.train.end, "CANCELING", 0.05)
     hangs, ends = threading.Event(), threading.Event()
     released: list[bool] = []  # by the last record, not by the deadline
 

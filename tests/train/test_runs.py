@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.engine.devices import cpu
 from rptrain.engine.devices.base import STREAMS
 from rptrain.models import registry
@@ -22,6 +21,7 @@ from rptrain.runs.run_dir import RunDir
 from rptrain.runs.view import RunView
 from rptrain.schedule.plan import Plan
 from rptrain.utils.errors import TrainingError, UserError
+from rptrain.utils.replacing import PARTIAL
 
 from .. import run_tools as tools
 from ..cases import long

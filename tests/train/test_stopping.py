@@ -12,9 +12,9 @@ from rptrain.engine.engine import Engine
 from rptrain.engine.progress import StepProgress
 from rptrain.runs import events
 from rptrain.runs.run_dir import RunDir
-from rptrain.runs.signals import PROCESS
 from rptrain.train import stopping
 from rptrain.train.stopping import Stopping
+from rptrain.utils.signals import PROCESS
 
 from .. import run_tools as tools
 
@@ -52,7 +52,7 @@ def stopped(folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, visit: in
 
     drops = Engine.drop
     with monkeypatch.context() as patch:
-        patch.setattr("rptrain.train.setup.Engine", partial(Engine, probe=probe))
+        patch.setattr("rptrain.train.session.Engine", partial(Engine, probe=probe))
         patch.setattr(Engine, "hold", opens(Engine.hold))
         patch.setattr(Engine, "drop", drop)
         with pytest.raises(KeyboardInterrupt):

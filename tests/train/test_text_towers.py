@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from rptrain.checkpoint.export import export
 from rptrain.models import registry
 from rptrain.models.weights import pretrained
-from rptrain.planner.model import training_model
-from rptrain.planner.refusals import look
+from rptrain.preflight.checks import look
+from rptrain.preflight.model import training_model
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools

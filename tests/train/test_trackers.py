@@ -134,7 +134,7 @@ def test_a_tracker_that_hangs_is_noticed_during_the_run(tmp_path, monkeypatch):
 
 
 def test_a_tracker_that_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr("rptrain.planner.refusals.find_spec", lambda name: None)
+    monkeypatch.setattr("rptrain.preflight.checks.find_spec", lambda name: None)
     tools.write_model(tmp_path / "model")
     with pytest.raises(UserError, match=r'names "wandb", but wandb is not installed: pip install "rptrain\[wandb\]"'):
         tools.train_here(tmp_path, 'log.report_to=["wandb"]')

@@ -27,7 +27,7 @@ import ctypes, signal, sys, time
 from pathlib import Path
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import CheckpointSaved
-from rptrain.runs.signals import PROCESS
+from rptrain.utils.signals import PROCESS
 from rptrain.train import watchdog
 from rptrain.train.watchdog import Watchdog, Watched
 from rptrain.utils import native

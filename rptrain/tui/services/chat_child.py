@@ -19,9 +19,9 @@ import torch
 
 from rptrain.engine.failures import gpu_failure
 from rptrain.inference.chat import Turn
+from rptrain.inference.free_memory import free_room
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.settings import AnswerSettings
-from rptrain.planner.room import free_room
 from rptrain.utils.errors import UserError, describe
 
 ANSWERED = ("load", "ask", "retry")  # requests after which the process says that it waits; the others take no time

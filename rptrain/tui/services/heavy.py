@@ -35,7 +35,7 @@ class Planned:
 
 def plan(path: Path, text: str) -> Planned:
     """The report of `rptrain plan` for a new run of a config with this text."""
-    from rptrain.planner.machine_flags import MachineFlags
+    from rptrain.machine.flags import MachineFlags
     from rptrain.planner.report import report
     from rptrain.planner.text import describe
 

@@ -13,10 +13,10 @@ import torch
 
 from rptrain.config.schema import Engine
 from rptrain.engine.distributed.launch import Launch
+from rptrain.machine import hardware
+from rptrain.machine.hardware import CONTEXT, MARGIN, Gpu, Hardware, gpu_memory, here, installed_for, planned, usable
 from rptrain.models.registry import build
-from rptrain.planner import hardware
-from rptrain.planner.hardware import CONTEXT, MARGIN, Gpu, Hardware, gpu_memory, here, installed_for, planned, usable
-from rptrain.planner.model import for_hardware
+from rptrain.preflight.model import for_hardware
 from rptrain.schedule.machine import CARDS, CPU, Machine, Rates, card_named
 from rptrain.utils.errors import UserError
 from tests.engine import plain

@@ -15,12 +15,12 @@ from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.failures import gpu_failure
 from rptrain.engine.optim.adam import default_threads
-from rptrain.engine.store import available_bytes
-from rptrain.planner.gpus import resolve, unusable
-from rptrain.planner.rates import measured_links, measured_rates
+from rptrain.machine.gpus import resolve, unusable
+from rptrain.machine.rates import measured_links, measured_rates
 from rptrain.schedule.machine import CPU, GB, GIB, Card, Machine, Rates, card_named
 from rptrain.utils import numa
 from rptrain.utils.errors import UserError
+from rptrain.utils.host_memory import available_bytes
 from rptrain.utils.parallel import cores
 from rptrain.utils.units import format_bytes
 

@@ -4,10 +4,10 @@ import logging
 
 import torch
 
-from rptrain.engine.store import available_bytes
 from rptrain.inference.placement import Room
-from rptrain.planner.gpus import unusable
-from rptrain.planner.hardware import machine
+from rptrain.machine.gpus import unusable
+from rptrain.machine.hardware import machine
+from rptrain.utils.host_memory import available_bytes
 
 log = logging.getLogger(__name__)
 

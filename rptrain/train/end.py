@@ -15,13 +15,13 @@ from rptrain.runs.control import STOP, StopRequested
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.events import Failed, Finished, Stopped
 from rptrain.runs.run_dir import RunDir
-from rptrain.runs.signals import INTERRUPTED, PROCESS
 from rptrain.train.save import Saver
 from rptrain.train.telemetry import Telemetry
 from rptrain.train.trackers import Trackers
 from rptrain.train.watchdog import Stall, Watchdog
 from rptrain.utils.errors import RunDeleted, TrainingError, UserError, describe, out_of_resources
 from rptrain.utils.paths import inside
+from rptrain.utils.signals import INTERRUPTED, PROCESS
 
 TRACEBACK = "failure.txt"  # the file with the traceback of the last failure of a GPU
 LESS = 0.9  # the fraction of its GPU memory with which a run is resumed after it ran out of it

@@ -10,11 +10,10 @@ from rptrain.config.schema import Config
 from rptrain.data import padding
 from rptrain.data.cache import check_folder, default_folder
 from rptrain.data.loader import is_file_set
+from rptrain.machine.flags import MachineFlags
+from rptrain.machine.hardware import Hardware
 from rptrain.models.spec import ModelSpec
-from rptrain.planner.hardware import Hardware
-from rptrain.planner.machine_flags import MachineFlags
-from rptrain.planner.model import as_trained, base_model, find_files
-from rptrain.planner.refusals import (
+from rptrain.preflight.checks import (
     Checks,
     Refusal,
     check_data,
@@ -24,6 +23,7 @@ from rptrain.planner.refusals import (
     data_sets,
     look_at_files,
 )
+from rptrain.preflight.model import as_trained, base_model, find_files
 from rptrain.runs.run_dir import check_creatable, find, forks
 
 

@@ -10,14 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rptrain.checkpoint import adapter, eos
+from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import AdapterFiles
 from rptrain.checkpoint.atomic_dir import REPLACED, beside
-from rptrain.checkpoint.base_files import check_base_files, check_links
 from rptrain.checkpoint.export import check_names
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config, TrainSet
-from rptrain.data import padding, plan_cache
+from rptrain.data import eos, padding, plan_cache
 from rptrain.data.amount import Amount, amount_of, is_supervised, warnings_of
 from rptrain.data.cache import check_folder, default_folder
 from rptrain.data.datasets import check_vocabulary, find_tokenizer
@@ -26,9 +25,10 @@ from rptrain.data.loader import RANDOM, is_file_set
 from rptrain.data.plan_cache import DataChecks
 from rptrain.data.template import load_template
 from rptrain.inference import evaluate
+from rptrain.models.base_files import check_base_files, check_links
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.pretrained import WeightFiles
-from rptrain.planner.model import find_files, lora_settings
+from rptrain.preflight.model import find_files, lora_settings
 from rptrain.runs.event_log import check_not_training
 from rptrain.runs.run_dir import RunDir, check_creatable, find, forks
 from rptrain.utils.errors import UserError, explained

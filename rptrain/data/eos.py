@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rptrain.checkpoint.export_progress import GENERATION
 from rptrain.models import registry
+from rptrain.models.base_files import GENERATION
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line
 

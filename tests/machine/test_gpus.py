@@ -9,11 +9,11 @@ import torch
 
 from rptrain.config.schema import Engine
 from rptrain.doctor import gpu
-from rptrain.planner import gpus
-from rptrain.planner.gpus import resolve, unusable
-from rptrain.planner.hardware import here
-from rptrain.planner.machine_flags import MachineFlags
-from rptrain.planner.room import free_room
+from rptrain.inference.free_memory import free_room
+from rptrain.machine import gpus
+from rptrain.machine.flags import MachineFlags
+from rptrain.machine.gpus import resolve, unusable
+from rptrain.machine.hardware import here
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import cores
 
