@@ -28,8 +28,8 @@ from rptrain.models.adapters.lora import set_magnitudes
 from rptrain.models.weights import pretrained
 from rptrain.train.job import Job, prepare_job, resolve_auto
 from rptrain.train.replan import COMPARED, Candidate, Comparison
-from rptrain.train.running_step import step_phase
 from rptrain.train.session import open_engine, open_store
+from rptrain.train.steps import step_phase
 from rptrain.utils.phases import during
 
 RATE = 1e-6  # the learning rate: the weights hardly change

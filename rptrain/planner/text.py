@@ -167,7 +167,7 @@ def _print(content: Text | Table, indent: int, console: Console) -> None:
     console.print(Padding(content, (0, 0, 0, indent), expand=False))
 
 
-def describe(stages: Sequence[Stage]) -> str:
+def describe_stages(stages: Sequence[Stage]) -> str:
     """A short form of stages: "F 0-8, fused 9-28, B 0-8 in 3 stages of 3"."""
     texts = []
     for kind, group in groupby(stages, key=lambda stage: stage.kind):
@@ -257,7 +257,7 @@ def _plan(report: PlanReport) -> Iterator[str]:
         yield "none"
         return
     found, plan = report.run.estimate, report.run.plan
-    yield describe(plan.stages)
+    yield describe_stages(plan.stages)
     yield str(plan)
     yield (
         f"{format_seconds(found.period)} per step, {format_rate(report.tokens_per_second)}, "

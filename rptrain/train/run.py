@@ -11,8 +11,7 @@ from rptrain.runs.control import Control, StopRequested
 from rptrain.runs.run_dir import RunDir
 from rptrain.train.begin import Begun, begin_run, prepare_run, record_start, share
 from rptrain.train.group import Group, joined
-from rptrain.train.heading import heading
-from rptrain.train.progress import ProgressDisplay, record
+from rptrain.train.progress import ProgressDisplay, heading, record
 from rptrain.train.replan import with_recorded_times
 from rptrain.train.save import Saver
 from rptrain.train.session import open_store

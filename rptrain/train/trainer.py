@@ -26,21 +26,27 @@ from rptrain.runs.control import LOOK, Commands, Control, StopRequested
 from rptrain.runs.lanes import Phase, StepNumbers
 from rptrain.train import validation
 from rptrain.train.begin import Begun, record_plan
-from rptrain.train.best import load_best
+from rptrain.train.end import Stopping
 from rptrain.train.group import Group, ShareTimes
 from rptrain.train.job import Job
 from rptrain.train.lr import learning_rate
-from rptrain.train.nonfinite import RESTART_ADVICE, SkippedSteps
 from rptrain.train.progress import ProgressDisplay, closing_lines, record
-from rptrain.train.repeats import RepeatedSteps
 from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile
 from rptrain.train.resume import restore
-from rptrain.train.running_step import RunningStep, step_phase
 from rptrain.train.save import Saver, checkpoint_meta
 from rptrain.train.session import initial_hashes, load_weights, open_engine, starting_scale
-from rptrain.train.steps import Clock, StepTimes, Throughput
-from rptrain.train.stopping import Stopping
+from rptrain.train.steps import (
+    RESTART_ADVICE,
+    Clock,
+    RepeatedSteps,
+    RunningStep,
+    SkippedSteps,
+    StepTimes,
+    Throughput,
+    step_phase,
+)
 from rptrain.train.telemetry import Telemetry, slots
+from rptrain.train.validation import load_best
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import TrainingError
 from rptrain.utils.page_locks import locking_advice

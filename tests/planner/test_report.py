@@ -23,7 +23,7 @@ from rptrain.planner.advice import advise, values
 from rptrain.planner.changes import ORDER, with_changes, with_value
 from rptrain.planner.memory import least_memory, plan_run
 from rptrain.planner.report import report
-from rptrain.planner.text import describe, verdict_text
+from rptrain.planner.text import describe_stages, verdict_text
 from rptrain.planner.timings import Conditions, Timings
 from rptrain.preflight.model import trained_shape
 from rptrain.schedule.machine import CARDS, MeasuredRates, Rates
@@ -176,7 +176,7 @@ def test_a_gpu_that_is_not_here_is_no_end():
 
 def test_stages_in_short():
     def short(text: str) -> str:
-        return describe(Plan.parse(f"{text} | N=1 M=1 MR=1").stages)
+        return describe_stages(Plan.parse(f"{text} | N=1 M=1 MR=1").stages)
 
     assert short("F0-8 FB9-28 B6-8 B3-5 B0-2") == "F 0-8, fused 9-28, B 0-8 in 3 stages of 3"
     assert short("F0-1 F2-4 FB5-5 B1-4 B0-0") == "F 0-4 in 2 stages of 2 to 3, fused 5, B 0-4 in 2 stages of 1 to 4"
