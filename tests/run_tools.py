@@ -33,7 +33,7 @@ from rptrain.cli import argv
 from rptrain.cli.commands import app
 from rptrain.config.resolve import Resolved, resolve
 from rptrain.engine.meter import Measured
-from rptrain.inference.free_memory import free_room
+from rptrain.inference.free_memory import free_memory
 from rptrain.inference.generate import Request, generate_text
 from rptrain.models import registry
 from rptrain.models.weights import pretrained
@@ -131,7 +131,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 def generated(source: Path, prompts: list[str], most: int, temperature: float, seed: int, raw: bool) -> list[str]:
     """Answers of at most `most` tokens, wherever they are fastest here."""
-    return generate_text(Request(source, prompts, most, temperature, seed, raw), free_room())
+    return generate_text(Request(source, prompts, most, temperature, seed, raw), free_memory())
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

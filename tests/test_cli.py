@@ -408,7 +408,7 @@ def test_generate(monkeypatch):
     replace(
         monkeypatch, "rptrain.inference.generate", Request=request, generate_text=generate_text, stream_text=stream_text
     )
-    replace(monkeypatch, "rptrain.inference.free_memory", free_room=lambda training: "room")
+    replace(monkeypatch, "rptrain.inference.free_memory", free_memory=lambda training: "room")
     arguments = ["generate", ".", "a=1", "--prompt", "y"]
     assert run(*arguments).stdout == "> a=1\ngrößer\n> y\nb\n"
     shown = run(

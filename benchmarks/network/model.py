@@ -110,4 +110,4 @@ def planned(sleeps: Sleeps, *, asynchronous: bool, rate: float | None) -> RunPla
         steps=0,
     )
     machine = replace(hardware.machine(("cpu:0",)), network=rate)
-    return make_plan(spec, machine, workload, device_limit=None, measured=times)
+    return make_plan(spec, machine, workload, measured=times)

@@ -97,14 +97,14 @@ def generate(
         path = named_source(source, RUNS)
         with PhaseDisplay(shown=not as_json), phase("preparing the answer", unit=""):
             with PROCESS.importing():
-                from rptrain.inference.free_memory import free_room
+                from rptrain.inference.free_memory import free_memory
                 from rptrain.inference.generate import Request, generate_text, stream_text
                 from rptrain.runs.listing import training_beside
 
-            room = free_room(training_beside(path))
+            memory = free_memory(training_beside(path))
             request = Request(path, said, max_new_tokens, temperature, seed, raw, _tell)
-            texts = generate_text(request, room, placement) if as_json else []
-            steps = iter(()) if as_json else stream_text(request, room, placement)
+            texts = generate_text(request, memory, placement) if as_json else []
+            steps = iter(()) if as_json else stream_text(request, memory, placement)
             steps = chain([*islice(steps, 1)], steps)  # the first one loads the model
         if as_json:
             answers = [{"prompt": each, "text": text} for each, text in zip(said, texts, strict=True)]

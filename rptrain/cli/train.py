@@ -59,7 +59,7 @@ def train(
             with PhaseDisplay(shown=shown):
                 raise _with_others(resolved, error) from None
         if as_json and (launch is None or launch.rank == 0):
-            model = str(trained.model_path) if trained.finished else None  # None: it was told to stop before
+            model = str(trained.model_path) if trained.finished else None  # None: it was asked to stop before
             print(json.dumps({"run": str(trained.path), "model": model}))
 
 

@@ -252,7 +252,9 @@ class Tokenizing:
         """Adds the tokens and the counts of each file, from the cache if they are there."""
         for number, file in enumerate(files):
             if isfile(file) and getsize(file) > LARGE:
-                next(formats.read(file, format), None)  # hashing takes long: mistakes at the beginning are told before
+                next(
+                    formats.read(file, format), None
+                )  # hashing takes long: mistakes at the beginning are reported before
             key = self._key(file, format)
             with phase(f"reading the tokens of {file.name}", unit=""):
                 found = cache.load(self._folder, key)

@@ -151,7 +151,7 @@ def _machine(search: RemedySearch, changes: Changes, hardware: Hardware) -> Larg
     enough = all(not gpu.missing for gpu in least.gpus)
 
     def larger(gpu: Gpu) -> Gpu:
-        return gpu if enough else replace(gpu, room=vram - MARGIN - gpu.context)
+        return gpu if enough else replace(gpu, tensor_bytes=vram - MARGIN - gpu.context)
 
     tight = None if hardware.host is None else int(TIGHT * least.host.total)
     roomy = replace(case.hardware, host=tight, gpus=tuple(map(larger, case.hardware.gpus)))

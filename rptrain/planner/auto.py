@@ -62,7 +62,7 @@ def plan_auto(
     def lower_bound(choice: Config) -> float:
         used = hardware.used(choice)
         workload = Workload.of(choice, used.machine.card, used.share(choice))
-        return least_period(spec, used.machine, workload, device_limit=used.room, measured=times(choice))
+        return least_period(spec, used.machine, workload, device_limit=used.tensor_bytes, measured=times(choice))
 
     def missing(choice: Config) -> tuple[int, int]:
         memory = least_memory(choice, spec, hardware)

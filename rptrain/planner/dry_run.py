@@ -28,9 +28,9 @@ def check_run(resolved: Resolved, *, warn: bool = True) -> None:
     refusals = [Refusal(KEYS[kind], text, _place(resolved, KEYS[kind])) for kind, text in too_small]
     if refusals:
         advice = str(found.advice).splitlines()
-        raise config_error([*found.readiness.refusals, *refusals], advice, heading=HEADING)
+        raise config_error([*found.checks.refusals, *refusals], advice, heading=HEADING)
     if not found.fits:
-        raise config_error(found.readiness.refusals)
+        raise config_error(found.checks.refusals)
 
 
 def _place(resolved: Resolved, key: str) -> str:

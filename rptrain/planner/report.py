@@ -83,9 +83,9 @@ from rptrain.planner.past_speed import PastSpeed, past_speed
 from rptrain.planner.product_types import ProductType, product_types, suggested
 from rptrain.planner.scaling import Scaling, scaling
 from rptrain.planner.timings import Conditions, load
-from rptrain.preflight.checks import Readiness, look
+from rptrain.preflight.checks import CheckResults, run_checks
 from rptrain.preflight.machine_and_model import machine_and_model
-from rptrain.preflight.model import DTYPES, find_files, for_hardware, trained_shape, training_model
+from rptrain.preflight.model import find_files, for_hardware, trained_shape, training_model
 from rptrain.runs.outputs import Output
 from rptrain.runs.run_dir import RunDir, find
 from rptrain.schedule import picture
@@ -94,6 +94,7 @@ from rptrain.schedule.dispatch import dispatch
 from rptrain.schedule.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
 from rptrain.schedule.simulate import Timeline, simulate
 from rptrain.schedule.trace import chrome_trace
+from rptrain.utils.dtypes import DTYPES
 from rptrain.utils.errors import UserError
 from rptrain.utils.phases import phase
 
@@ -129,7 +130,7 @@ class PlanReport:
     reading: DiskReading | None
     types: tuple[ProductType, ...]
     scaling: Scaling | None
-    readiness: Readiness
+    checks: CheckResults
     length: RunLength | None
     past: PastSpeed | None  # of an earlier run with the same settings
 
@@ -138,15 +139,15 @@ class PlanReport:
         """What is probably not meant, as sentences."""
         of_length = () if self.length is None else warnings_of(self.config, self.length)
         of_rate = low_rate(self.config, self.spec.num_parameters)
-        longest = self.readiness.amount.longest if self.readiness.amount else 0
+        longest = self.checks.amount.longest if self.checks.amount else 0
         of_text = long_text_warning(longest, self.memory.host, self.hardware.program)
         others = filter(None, [of_text, of_rate, balance.note(self.spec)])
-        return [*self.hardware.warnings, *self.readiness.warnings, *of_length, *others]
+        return [*self.hardware.warnings, *self.checks.warnings, *of_length, *others]
 
     @property
     def fits(self) -> bool:
         """Whether the run can start."""
-        return self.run is not None and self.memory.fits and not self.readiness.refusals
+        return self.run is not None and self.memory.fits and not self.checks.refusals
 
     @property
     def source(self) -> str:
@@ -158,7 +159,7 @@ class PlanReport:
     def tokens_per_second(self) -> float:
         """Tokens that a step computes, by the planned time of a step. There must be a plan."""
         assert self.run is not None
-        amount = self.readiness.amount
+        amount = self.checks.amount
         return short_steps.tokens_of(self.config, amount and amount.sequences) / self.run.estimate.period
 
     @property
@@ -214,9 +215,9 @@ class PlanReport:
         return {
             "fits": self.fits,
             "problem": self.problem,
-            "refusals": [asdict(refusal) for refusal in self.readiness.refusals],
+            "refusals": [asdict(refusal) for refusal in self.checks.refusals],
             "warnings": self.warnings,
-            "data_warnings": list(self.readiness.warnings),
+            "data_warnings": list(self.checks.warnings),
             "model": {
                 "path": config.model.path,
                 "architecture": spec.architecture,
@@ -280,7 +281,7 @@ def report(
     spec = for_hardware(spec, config, hardware)
     files = None
     if config.model.hold == "map" and hardware.here:
-        with suppress(UserError):  # which `look` reports
+        with suppress(UserError):  # which `run_checks` reports
             files = find_files(config, model_dir, spec)
     found = _unfinished(resolved) if hardware.here else None
     hardware = with_saved(hardware, found)
@@ -295,11 +296,11 @@ def report(
         measured = _of_a_node(source.times(choice, spec, hardware.used(choice)), nodes)
         return measured if flags.pcie is None else replace(measured, upload=None, download=None)
 
-    readiness = Readiness((), (), None)
+    checks = CheckResults((), (), None)
     config, planned = auto.plan_auto(config, spec, hardware, times)
     if hardware.here and nodes is None:
-        readiness = look(resolved, config, model_dir, spec)
-    amount = readiness.amount
+        checks = run_checks(resolved, config, model_dir, spec)
+    amount = checks.amount
     given, config = config, short_steps.fitted(config, amount and amount.sequences)
     if config != given:
         planned = None
@@ -347,7 +348,7 @@ def report(
         reading,
         product_types(config, hardware, run) if run and memory.fits and found is None and source is None else (),
         scaling(config, spec, hardware, nodes, run, memory, measured) if nodes and run else None,
-        readiness,
+        checks,
         length,
         past,
     )

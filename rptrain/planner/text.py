@@ -68,11 +68,11 @@ def show(report: PlanReport, console: Console) -> None:
     console.print()
     for warning in report.warnings:
         console.print(Text(f"Warning: {warning}", style="yellow"))
-    for refusal in report.readiness.refusals:
+    for refusal in report.checks.refusals:
         console.print(Text(f"The run cannot start: {refusal.place}: {refusal.text}", style="red"))
     if report.problem:
         console.print(Text(f"No plan fits: {report.problem}", style="red"))
-    elif report.readiness.refusals and report.memory.fits:
+    elif report.checks.refusals and report.memory.fits:
         console.print(Text("Its memory fits."))
     elif not report.fits:
         console.print(Text("It does not fit.", style="red"))
@@ -185,9 +185,9 @@ def describe_stages(stages: Sequence[Stage]) -> str:
 def model_sentence(config: Config, spec: ModelShape) -> str:
     """A model's size, and the types of its weights and products."""
     base = config.adapters and config.adapters.base
-    held = "" if base in (None, "bf16") else f", the base in {base}"
+    stored = "" if base in (None, "bf16") else f", the base in {base}"
     products = ", products in FP8" if config.engine.fp8 else ""
-    kind = f"{config.model.dtype}{products}{held}"
+    kind = f"{config.model.dtype}{products}{stored}"
     return f"{config.model.path}: {spec.num_parameters:,} parameters, {len(spec.stack)} layers, {kind}"
 
 

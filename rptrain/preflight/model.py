@@ -3,8 +3,6 @@
 from math import prod
 from pathlib import Path
 
-import torch
-
 from rptrain.config.schema import Config, Lora
 from rptrain.machine.hardware import Hardware, sums_at_half_rate
 from rptrain.models import registry
@@ -17,9 +15,8 @@ from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import pieces
 from rptrain.models.weights.quantized import with_base
+from rptrain.utils.dtypes import DTYPES
 from rptrain.utils.errors import UserError
-
-DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
 
 def training_model(config: Config) -> tuple[Path, ModelSpec]:

@@ -36,8 +36,9 @@ from rptrain.planner.length import total_steps
 from rptrain.planner.memory import MemoryPlan, plan_run
 from rptrain.planner.timings import Conditions
 from rptrain.preflight.checks import adapter_of
-from rptrain.preflight.model import DTYPES, find_files, for_hardware, lora_settings, trained_shape, training_model
+from rptrain.preflight.model import find_files, for_hardware, lora_settings, trained_shape, training_model
 from rptrain.runs.run_dir import RunDir
+from rptrain.utils.dtypes import DTYPES
 from rptrain.utils.errors import UserError
 from rptrain.utils.limited import end_idle
 from rptrain.utils.phases import phase
@@ -80,7 +81,7 @@ class Job:
     @property
     def device_limit(self) -> int | None:
         """Memory limit for tensors per GPU, in bytes."""
-        return self.hardware.room
+        return self.hardware.tensor_bytes
 
     @property
     def chat_template(self) -> str | None:

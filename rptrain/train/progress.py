@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -84,18 +84,29 @@ class ProgressDisplay(PhaseDisplay):
         if not self._has_bar:
             return
         text = f"step {self._done}/{self._total}"
-        if recent := tuple(self._recent):  # in the thread that looks at phases, too
+        if recent := tuple(self._recent):  # in the thread that polls phases, too
             text = describe(recent, self._total, self._done, self._step)
         if self._phase != "training":
             text = f"{text}  {self._phase}"
         self._draw(text, self._done, self._total)
 
 
-def record(log: EventLog, progress: ProgressDisplay, event: Event) -> None:
-    """Writes a record. Prints its sentence if it is a warning or an error, or one of NOTED."""
-    log.write(event)
-    if (sentence := event.sentence()) and (event.severity != "info" or isinstance(event, NOTED)):
-        progress.note(sentence)
+@dataclass(frozen=True)
+class Journal:
+    """The records of a run, the important ones of which are printed, too. Threads share it."""
+
+    log: EventLog
+    progress: ProgressDisplay
+
+    def emit(self, event: Event) -> None:
+        """Writes a record. Prints its sentence if it is a warning or an error, or one of NOTED."""
+        self.log.write(event)
+        if (sentence := event.sentence()) and (event.severity != "info" or isinstance(event, NOTED)):
+            self.progress.note(sentence)
+
+    def check(self) -> None:
+        """Raises RunDeleted if the run's folder was deleted."""
+        self.log.check()
 
 
 def closing_lines(run: Path) -> Iterator[str]:

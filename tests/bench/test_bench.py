@@ -265,7 +265,7 @@ def test_auto_values_are_resolved():
 
 def test_a_gpu_is_reported_with_what_was_planned_for_it(monkeypatch):
     found = measured("engine.replan=false")
-    gpu = Gpu("cuda:0", context=500, room=7000, source="engine.vram_limit", most=9000)
+    gpu = Gpu("cuda:0", context=500, tensor_bytes=7000, source="engine.vram_limit", most=9000)
     hardware = replace(found.job.hardware, gpus=(gpu,))
     monkeypatch.setattr(report, "device_kind", lambda name: f"kind of {name}")
     found = replace(

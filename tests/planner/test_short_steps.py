@@ -58,7 +58,7 @@ def test_sizes(sequences: int | None, engine: dict[str, Any], sizes: tuple[int, 
 
 def planned(micro_batches: int, round_size: int, devices: int = 2, replicas: int = 1) -> RunPlan:
     workload = Workload(2, 100, micro_batches, round_size, torch.bfloat16, True, replicas=replicas)
-    return make_plan(SPEC, Machine(CARDS["rtx4090"], devices), workload, device_limit=None)
+    return make_plan(SPEC, Machine(CARDS["rtx4090"], devices), workload)
 
 
 def test_the_estimate_is_that_of_the_micro_batches_that_are_computed() -> None:

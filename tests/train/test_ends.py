@@ -11,7 +11,7 @@ from rptrain.checkpoint.export import export
 from rptrain.checkpoint.state import read_state
 from rptrain.data.eos import GENERATION
 from rptrain.data.loader import load_tokenizer
-from rptrain.inference.free_memory import free_room
+from rptrain.inference.free_memory import free_memory
 from rptrain.inference.generate import Request, stream_text
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.model import find_model
@@ -51,7 +51,7 @@ def listed(directory: Path) -> list[int]:
 
 def length(source: Path) -> int:
     """The tokens of an answer of `rptrain generate`, the one that ends it included."""
-    *pieces, _ = stream_text(Request(source, [PROMPT], MOST), free_room())
+    *pieces, _ = stream_text(Request(source, [PROMPT], MOST), free_memory())
     return len(pieces)
 
 
@@ -87,7 +87,7 @@ def test_answers_end_where_generation_config_alone_says_so(folder):
     run = tools.train_here(folder, "train.max_steps=1", "optim.learning_rate=1e-30", *LORA)  # answers as its base does
     exports = [export(run.path, folder / "adapter"), export(run.path, folder / "merged", merge=True)]
     for source in (folder / "model", run.path, run.checkpoints()[-1], run.model_path, *exports):
-        loaded = LoadedChat(source, free_room())
+        loaded = LoadedChat(source, free_memory())
         loaded.chat.settings = AnswerSettings(0, 1, MOST)
         said = "".join(loaded.chat.ask(PROMPT))
         assert said == tools.generated(source, [PROMPT], MOST, 0, 0, False)[0] == text

@@ -67,7 +67,8 @@ def test_a_long_reason_leaves_the_command_that_resumes_whole(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    "place", ["run.open_store", "trainer.load_weights", "run.Telemetry", "run.Saver", "trainer.export_store"]
+    "place",
+    ["session.open_store", "trainer.load_weights", "session.Telemetry", "session.Saver", "trainer.export_store"],
 )
 @pytest.mark.parametrize("error", [MemoryError("no memory"), KeyboardInterrupt()], ids=["failed", "interrupted"])
 def test_an_end_before_or_after_the_steps_is_recorded(tmp_path, monkeypatch, place, error):
