@@ -107,7 +107,7 @@ def planned(folder: Path, *overrides: str):
 MEASURED = """
 import json, sys
 from pathlib import Path
-from rptrain.planner import hardware
+from rptrain.machine import hardware
 from rptrain.config.resolve import resolve
 from rptrain.planner.memory import plan_run
 from rptrain.preflight.model import training_model
@@ -473,7 +473,7 @@ def test_a_place():
 
 def test_a_process_has_memory():
     """One of its own: that of the tests has what they left."""
-    code = "from rptrain.planner import hardware; print(hardware.program_bytes())"
+    code = "from rptrain.machine import hardware; print(hardware.program_bytes())"
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert 5 << 20 < int(found.stdout) < GIB
 
