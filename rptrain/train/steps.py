@@ -1,6 +1,5 @@
 """The steps of a run: those in progress, their times, those that are skipped, and those that are trained again."""
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -207,7 +206,7 @@ class SkippedSteps:
                 f"the gradients of the last {self._in_a_row} steps, up to step {step}, were not finite: "
                 f"{self._cause(step)}"
             )
-        if step == self._job.total_steps and not math.isfinite(loss.result()):
+        if step == self._job.total_steps and not isfinite(loss.result()):
             raise TrainingError(f"the loss of the last step is {loss.result()}: {self._cause(step)}")
 
     def _cause(self, step: int) -> str:
