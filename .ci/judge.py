@@ -27,7 +27,7 @@ RACES = (
     "tests/planner/test_auto.py",
     "tests/planner/test_measured_run.py",
     "tests/planner/test_memory.py",
-    "tests/planner/test_refusals.py",
+    "tests/preflight/test_checks.py",
     "tests/planner/test_report.py",
     "tests/planner/test_timings.py",
     "tests/runs/test_control.py",

@@ -27,8 +27,8 @@ from typing import Any
 
 from benchmarks.commit import commit
 from rptrain.config.resolve import resolve
+from rptrain.machine.flags import MachineFlags
 from rptrain.models.locate import locate, read_config
-from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.network import Nodes
 from rptrain.planner.report import PlanReport, report
 from rptrain.utils.errors import UserError

@@ -28,9 +28,9 @@ import psutil
 from benchmarks.commit import commit
 from benchmarks.kill_and_resume import digests
 from benchmarks.network.namespaces import SIDES, Side, Unavailable, joined, set_link
-from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
+from rptrain.utils.replacing import PARTIAL
 from tests import run_tools as tools
 
 PROCESSES = 3

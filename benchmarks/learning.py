@@ -44,7 +44,7 @@ vram_limit = "12GiB"
 resume = "never"
 """
 PROGRAM = "from rptrain.cli import main; main()"
-GEFORCE = f"import rptrain.planner.model as model; model.sums_at_half_rate = lambda card: True; {PROGRAM}"
+GEFORCE = f"import rptrain.preflight.model as model; model.sums_at_half_rate = lambda card: True; {PROGRAM}"
 FORMATS = {  # by name: the program, and its keys
     "bf16": (PROGRAM, ()),
     "fp8": (PROGRAM, ("engine.fp8=true",)),

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rptrain.config.resolve import resolve
+from rptrain.machine.flags import MachineFlags
 from rptrain.planner.choose import Workload, layer_work
-from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.report import PlanReport, report
 from rptrain.schedule.machine import CARDS
 

@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.commit import commit
 from rptrain.inference.chat import Speaker
+from rptrain.inference.free_memory import free_memory
 from rptrain.inference.model import Model
 from rptrain.inference.placement import Kind, Sizes, choose, speeds
 from rptrain.inference.settings import AnswerSettings
@@ -27,7 +28,6 @@ from rptrain.models.locate import locate, read_config
 from rptrain.models.spec import ModelSpec
 from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.transforms.quantize import with_base
-from rptrain.planner.room import free_room
 
 CASES = (
     *(("qwen3-1.7b", base) for base in ("bf16", "nf4")),
@@ -46,10 +46,10 @@ def spec_of(preset: str, base: str) -> ModelSpec:
 
 def measured(model: Model, sizes: Sizes) -> Iterator[tuple[Kind, float]]:
     """The tokens per second of each placement that fits."""
-    for kind in speeds(sizes, free_room()):
+    for kind in speeds(sizes, free_memory()):
         gc.collect()
         torch.cuda.empty_cache()
-        placement = choose(sizes, free_room(), kind)
+        placement = choose(sizes, free_memory(), kind)
         speaker = Speaker(model.spec, placed(model, placement), lambda: 1 << 40)
         settings = AnswerSettings(temperature=0, max_new_tokens=TOKENS[kind])
         for start in (0, 1):  # another prompt, which the cache does not know
@@ -61,13 +61,13 @@ def measured(model: Model, sizes: Sizes) -> Iterator[tuple[Kind, float]]:
 
 def main() -> None:
     """Measures all cases, and writes them after each one."""
-    room = free_room()
+    room = free_memory()
     found: dict[str, Any] = {"commit": commit(), "torch": torch.__version__, "room": asdict(room), "cases": []}
     for preset, base in CASES:
         spec = spec_of(preset, base)
         model = Model(spec, torch.bfloat16, Path(), Path(), lambda flats: None)
         sizes = Sizes.of(spec, model.dtype)
-        expected = speeds(sizes, replace(room, host=free_room().host))
+        expected = speeds(sizes, replace(room, host=free_memory().host))
         for kind, speed in measured(model, sizes):
             case = {"model": preset, "base": base, "placement": kind, "measured": round(speed, 2)}
             found["cases"].append(case | {"expected": round(expected[kind], 2)})

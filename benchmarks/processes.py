@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import psutil
 
 from benchmarks.commit import commit
-from rptrain.planner.gpus import resolve
-from rptrain.planner.hardware import device_kind
+from rptrain.machine.gpus import resolve
+from rptrain.machine.hardware import device_kind
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
 

@@ -7,22 +7,18 @@ models/layer.py; W columns of the buffer of logits, V of which are used.
 """
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
 from rptrain.kernels import half
 from rptrain.kernels.batch import IGNORED
-from rptrain.kernels.launch import fused
-from rptrain.kernels.launch import jit
-from rptrain.kernels.launch import power_of_2
-from rptrain.kernels.launch import programs
-from rptrain.kernels.launch import tl
+from rptrain.kernels.launch import fused, jit, power_of_2, programs, tl
 from rptrain.kernels.linear import accumulate_weight_grad
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.reference.dense import wide
-from rptrain.kernels.target import Target
-from rptrain.kernels.target import target_of
-from torch import Tensor
-from typing import Any
-from typing import NamedTuple
-import torch
+from rptrain.kernels.target import Target, target_of
 
 CHUNK_BYTES = 5 * 2**28  # of logits
 CHUNK_TOKENS = 4096  # the weight's gradient [V, D] is read and written once a chunk: 3 % more time with half as many

@@ -3,31 +3,43 @@
 As a program it trains, in a fork for each line of its input, and so imports torch once: see `Trainers`.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from inspect import getsource
 from pathlib import Path
-from rptrain.checkpoint.atomic_dir import KIND
-from rptrain.checkpoint.atomic_dir import STATE
-from rptrain.checkpoint.atomic_dir import written_aside
+from types import TracebackType
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import rptrain.train.replan
+import rptrain.train.save
+import rptrain.train.trainer
+from rptrain.checkpoint.atomic_dir import KIND, STATE, written_aside
 from rptrain.cli import argv
 from rptrain.cli.commands import app
-from rptrain.config.resolve import Resolved
-from rptrain.config.resolve import resolve
+from rptrain.config.resolve import Resolved, resolve
 from rptrain.engine.meter import Measured
-from rptrain.inference.generate import Request
-from rptrain.inference.generate import generate_text
+from rptrain.inference.free_memory import free_memory
+from rptrain.inference.generate import Request, generate_text
 from rptrain.models.families import registry
 from rptrain.models.locate import PRESETS
 from rptrain.models.weights import pretrained
 from rptrain.planner import memory
 from rptrain.planner.choose import RunPlan
-from rptrain.planner.room import free_room
 from rptrain.runs.folder.event_log import EventLog
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events as metrics
@@ -35,24 +47,6 @@ from rptrain.schedule.plan import Plan
 from rptrain.train.job import Job
 from rptrain.train.run import train
 from rptrain.train.trainer import Trainer
-from typer.testing import CliRunner
-from typer.testing import Result
-from types import TracebackType
-from typing import Any
-import json
-import os
-import pytest
-import resource
-import rptrain.train.replan
-import rptrain.train.save
-import rptrain.train.trainer
-import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
-import torch
 
 PRESET = PRESETS / "tiny-tasks"
 SMALL = {
@@ -138,7 +132,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 def generated(source: Path, prompts: list[str], most: int, temperature: float, seed: int, raw: bool) -> list[str]:
     """Answers of at most `most` tokens, wherever they are fastest here."""
-    return generate_text(Request(source, prompts, most, temperature, seed, raw), free_room())
+    return generate_text(Request(source, prompts, most, temperature, seed, raw), free_memory())
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

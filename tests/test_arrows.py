@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
-    *("utils", "config", "schedule", "kernels", "models", "engine", "checkpoint", "data", "inference", "runs"),
-    *("planner", "train", "bench", "doctor", "tui", "cli", "__main__"),
+    *("utils", "config", "schedule", "kernels", "models", "data", "engine", "machine", "checkpoint", "inference"),
+    *("runs", "preflight", "planner", "train", "bench", "doctor", "tui", "cli", "__main__"),
 )
 
 

@@ -1,33 +1,32 @@
 """What a person gets wrong ends with 2 and a message that says what to do, before weights are loaded."""
 
-from . import run_tools as tools
-from .cases import long
+import json
+import os
+import re
+import shutil
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
 from rptrain.checkpoint.atomic_dir import read_manifest
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.planner import timings
-from rptrain.planner.choose import LIBRARIES
-from rptrain.planner.choose import Workload
-from rptrain.planner.choose import make_plan
+from rptrain.planner.choose import LIBRARIES, Limits, Workload, make_plan
 from rptrain.runs.folder.event_log import EventLog
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
 from rptrain.runs.records.line_file import LineFile
 from rptrain.runs.records.tail import end_of
-from rptrain.schedule.machine import CPU
-from rptrain.schedule.machine import Machine
+from rptrain.schedule.machine import CPU, Machine
 from rptrain.utils.errors import UserError
-from safetensors.torch import load_file
-from safetensors.torch import save_file
-import json
-import os
-import pytest
-import re
-import shutil
-import torch
+
+from . import run_tools as tools
+from .cases import long
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(*arguments: object, **named: object) -> None:
         raise AssertionError("memory was taken for a run that cannot be")
 
-    monkeypatch.setattr("rptrain.train.setup.ModelStore", taken)
+    monkeypatch.setattr("rptrain.train.session.ModelStore", taken)
 
 
 @pytest.fixture
@@ -160,7 +159,7 @@ def test_a_limit_too_small_for_the_largest_layer(model):
     spec = registry.build(read_config(model))
     for limit in (LIBRARIES // 2, LIBRARIES + 1000):
         with pytest.raises(UserError) as caught:
-            make_plan(spec, Machine(CPU, 1), Workload(16, 16, 4, 4, torch.float32, True), device_limit=limit)
+            make_plan(spec, Machine(CPU, 1), Workload(16, 16, 4, 4, torch.float32, True), Limits(limit))
         said = str(caught.value)
         assert f"leaves {max(limit - LIBRARIES, 0)} B for tensors, but layer 'layers.0', the largest, needs" in said
         assert said.endswith("KiB even as its own stage, with 256 tokens per micro-batch")

@@ -243,7 +243,7 @@ def test_dry_run_as_json(tiny):
 
 @pytest.mark.parametrize("command", [["plan"], ["--dry-run"], ["train"]], ids=["plan", "dry-run", "train"])
 def test_all_mistakes_are_reported_with_their_places(folder, command, monkeypatch):
-    monkeypatch.setattr("rptrain.planner.refusals.find_spec", lambda name: None)
+    monkeypatch.setattr("rptrain.preflight.checks.find_spec", lambda name: None)
     (folder / "rows.jsonl").write_text('{"question": 1}\n')
     (folder / "c.toml").write_text(
         '[model]\npath = "m"\n[[data.train]]\npath = "none.jsonl"\n[[data.train]]\npath = "rows.jsonl"\n'
@@ -284,7 +284,7 @@ def test_a_dry_run_that_does_not_fit_ends_with_2_and_with_advice(tiny):
 
 
 def test_a_dry_run_on_a_machine_that_is_too_small_blames_the_machine(tiny, monkeypatch):
-    monkeypatch.setattr("rptrain.planner.hardware.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("rptrain.machine.hardware.available_bytes", lambda: 1 << 20)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0, total=1 << 40))
     result = run("--config", "c.toml", "--dry-run")
     head, *reasons = result.stderr.splitlines()[:3]
@@ -408,7 +408,7 @@ def test_generate(monkeypatch):
     replace(
         monkeypatch, "rptrain.inference.generate", Request=request, generate_text=generate_text, stream_text=stream_text
     )
-    replace(monkeypatch, "rptrain.planner.room", free_room=lambda training: "room")
+    replace(monkeypatch, "rptrain.inference.free_memory", free_memory=lambda training: "room")
     arguments = ["generate", ".", "a=1", "--prompt", "y"]
     assert run(*arguments).stdout == "> a=1\ngrößer\n> y\nb\n"
     shown = run(
@@ -610,5 +610,5 @@ main()
 def test_an_interrupt_while_the_program_starts(folder, arguments):
     done = python("-c", EARLY.format(module="typer", arguments=arguments), cwd=folder)
     assert (done.code, done.err) == (130, "\ninterrupted\n")
-    done = python("-c", EARLY.format(module="rptrain.runs.signals", arguments=arguments), cwd=folder)
+    done = python("-c", EARLY.format(module="rptrain.utils.signals", arguments=arguments), cwd=folder)
     assert (done.code, done.err) == (-signal.SIGINT, ""), "no traceback"

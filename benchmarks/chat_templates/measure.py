@@ -13,7 +13,7 @@ from benchmarks.chat_templates.conversations import CONVERSATIONS
 from benchmarks.chat_templates.families import FAMILIES, Family, added_tokens, special_tokens
 from benchmarks.chat_templates.judge import Result, Template, judge
 from rptrain.data.formats import Example, Tally, read
-from rptrain.data.template import encode
+from rptrain.data.template import EncodeOptions, encode
 from rptrain.data.tokens import Document
 
 WORDS = ["user assistant system tool hello there, what is the sum of two numbers? it is four.\n\n"] * 4
@@ -80,9 +80,10 @@ def measure(template: Template, names: Sequence[str], reasoning: str = "refuse")
 def encoded(template: Template, examples: list[Example], reasoning: str = "refuse") -> dict[int, Result]:
     """What training makes of the examples, by their lines."""
     ids = frozenset(template.tokenizer.convert_tokens_to_ids(list(template.family.eos)))
+    options = EncodeOptions(reasoning=reasoning, eos_ids=ids)
 
     def documents(some: list[Example], tally: Tally) -> list[Document]:
-        found = encode(some, template.tokenizer, tally=tally, reasoning=reasoning, eos_ids=ids, processes=1)
+        found = encode(some, template.tokenizer, options, tally=tally, processes=1)
         return list(found)
 
     def counted(example: Example) -> Tally:

@@ -29,11 +29,12 @@ def _cases(name: str, size: int) -> list[Case]:
         for function in (reference.rms_norm, reference.add_rms_norm, reference.rms_norm_backward)
     }
 
-    def case(what: str, ours: Callable, oracle: Callable, tensors: int, *inputs: object) -> Case:
+    def case(what: str, ours: Callable, reference: Callable, tensors: int, *inputs: object) -> Case:
         return Case(
             f"{what}, {name}",
             lambda: ours(*inputs),
-            {"eager": lambda: oracle(*inputs), "compiled": lambda: compiled[oracle](*inputs)} | liger.get(what, {}),
+            {"eager": lambda: reference(*inputs), "compiled": lambda: compiled[reference](*inputs)}
+            | liger.get(what, {}),
             tensors * x.nbytes,
         )
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.meter import Measured
 from rptrain.kernels.batch import Batch
+from rptrain.machine import hardware
 from rptrain.models.families.registry import build
 from rptrain.models.spec import ModelSpec
-from rptrain.planner import hardware
 from rptrain.planner.choose import RunPlan, Workload, make_plan
 
 CONFIG = {
@@ -110,4 +110,4 @@ def planned(sleeps: Sleeps, *, asynchronous: bool, rate: float | None) -> RunPla
         steps=0,
     )
     machine = replace(hardware.machine(("cpu:0",)), network=rate)
-    return make_plan(spec, machine, workload, device_limit=None, measured=times)
+    return make_plan(spec, machine, workload, measured=times)

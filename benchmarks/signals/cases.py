@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.signals.process import Trainer, Usual, usual
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
-from rptrain.runs.signals import INTERRUPTED
+from rptrain.utils.signals import INTERRUPTED
 from tests import run_tools as tools
 
 KINDS = (("SIGINT",), ("SIGTERM",), ("SIGHUP",), ("SIGINT",) * 2, ("SIGINT",) * 3)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from rptrain import cli
-from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
+from rptrain.utils.replacing import PARTIAL
 from tests import run_tools as tools
 
 MODEL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6}

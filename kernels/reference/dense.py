@@ -5,12 +5,13 @@ are upcast to float32; results are rounded once, or where Hugging Face's modelli
 those of models/layer.py; R rows and L tokens a row, G = H / K query heads a key head.
 """
 
-from rptrain.kernels.batch import IGNORED
-from rptrain.kernels.batch import Rotation
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
-from typing import NamedTuple
-import torch
+
+from rptrain.kernels.batch import IGNORED, Rotation
 
 QUERIES = 256  # of a row at a time: bounds the scores held in attention
 

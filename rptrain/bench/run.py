@@ -23,13 +23,13 @@ from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.store import ModelStore
 from rptrain.kernels.compiling import COMPILED
+from rptrain.machine.hardware import here, program_bytes
 from rptrain.models.transforms.lora import set_magnitudes
 from rptrain.models.weights import pretrained
-from rptrain.planner.hardware import here, program_bytes
 from rptrain.train.job import Job, prepare_job, resolve_auto
 from rptrain.train.replan import COMPARED, Candidate, Comparison
-from rptrain.train.running_step import step_phase
-from rptrain.train.setup import open_engine, open_store
+from rptrain.train.session import open_engine, open_store
+from rptrain.train.steps import step_phase
 from rptrain.utils.phases import during
 
 RATE = 1e-6  # the learning rate: the weights hardly change

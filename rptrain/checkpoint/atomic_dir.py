@@ -22,13 +22,14 @@ from rptrain.utils.liveness import progressed
 from rptrain.utils.objects import unique_keys
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import inside
+from rptrain.utils.replacing import PARTIAL
 from rptrain.utils.units import format_bytes
 
 FORMAT = 1
 MANIFEST, STATE = "complete.json", "trainer_state.json"
 KIND = "checkpoint"  # `kind` in the manifest of a checkpoint
-# Suffixes of hidden siblings: the folder that rptrain writes into, and the directory that the result replaces.
-PARTIAL, REPLACED = ".rptrain-partial", ".rptrain-replaced"
+BASE = "base"  # the folder with the model's files in a checkpoint
+REPLACED = ".rptrain-replaced"  # suffix of the hidden directory that the result replaces; of its own: PARTIAL
 MARK = "made-by-rptrain"  # a file in each PARTIAL folder: folders without it are not deleted
 DAMAGED = ".damaged"  # suffix of damaged checkpoints
 NAME_MAX = 255  # bytes of a name on most file systems

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from rptrain.checkpoint import frozen
-from rptrain.checkpoint.atomic_dir import STATE, Damaged
-from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.atomic_dir import BASE, STATE, Damaged
 from rptrain.checkpoint.state import read_state
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.unit_tensors import DTYPES, Layout, file_layout

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from rptrain.checkpoint import frozen
 from rptrain.checkpoint.adapter import Adapter, shapes, write
 from rptrain.checkpoint.atomic_dir import (
+    BASE,
     MANIFEST,
     Damaged,
     check_hash,
@@ -22,19 +23,9 @@ from rptrain.checkpoint.atomic_dir import (
     read_manifest,
     written_aside,
 )
-from rptrain.checkpoint.base_files import (
-    BASE,
-    CONFIG,
-    PROCESSORS,
-    BaseFile,
-    base_files,
-    with_contents,
-    with_replaced,
-)
 from rptrain.checkpoint.checked import BASE_WEIGHTS, CARRIED, WEIGHTS, hashed
 from rptrain.checkpoint.consistent import read_model
-from rptrain.checkpoint.eos import FROM_CONFIG, generation_config, special_tokens
-from rptrain.checkpoint.export_progress import GENERATION, KIND, ExportProgress, Report
+from rptrain.checkpoint.export_progress import KIND, ExportProgress, Report
 from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.checkpoint.result import checkpoint_of
 from rptrain.checkpoint.run_states import facts
@@ -43,8 +34,10 @@ from rptrain.checkpoint.target_lock import locked
 from rptrain.checkpoint.unchanged import check_state
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.verify import verify, verify_adapter
+from rptrain.data.eos import FROM_CONFIG, generation_config, special_tokens
 from rptrain.engine.optim.adam import join
 from rptrain.kernels.reference.dense import wide
+from rptrain.models.base_files import CONFIG, GENERATION, PROCESSORS, BaseFile, base_files, with_contents, with_replaced
 from rptrain.models.spec import ModelSpec
 from rptrain.models.transforms.lora import merged, without_adapters
 from rptrain.models.transforms.quantize import base_of
@@ -52,13 +45,46 @@ from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.models.weights.pretrained import View
 from rptrain.models.weights.safetensors_io import read_header, read_one
+from rptrain.utils.dtypes import DTYPES
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.file_state import FileState
 from rptrain.utils.files import change_mode
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.phases import phase
 
-DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
+
+@dataclass(frozen=True)
+class ModelInMemory:
+    """A model in memory to export. `view` gives its parameters, `carried` other tensors. `ends`: EOS ids besides the
+    base model's own. `chat_template`: as in `with_replaced`. `step` and `loss`: the step of the run after which the
+    parameters were these, and the validation loss; None: unknown.
+
+    With `adapter`, only the adapter is exported; `base_weights` are the digests of the base that it was trained on.
+    """
+
+    view: View
+    spec: ModelSpec
+    adapter: Adapter | None = None
+    base_weights: Mapping[str, str] = field(default_factory=dict)
+    carried: Carried = NOTHING
+    ends: Collection[int] = ()
+    chat_template: str | None = None
+    step: int | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What an export has: parameters, an adapter's or a whole model's with the tensors `carried`; all other `files`;
+    and the `facts` that its manifest records about its state.
+    """
+
+    view: View
+    spec: ModelSpec
+    files: dict[str, BaseFile]
+    facts: Mapping[str, Any]
+    carried: Carried = NOTHING
+    adapter: Adapter | None = None
 
 
 def export(
@@ -128,48 +154,36 @@ def _export(
         spec, view = from_checkpoint(checkpoint, states, wide(kind))
         carried = frozen.carried(state["meta"], spec)
         base = with_contents(base, generation_config(checkpoint / BASE, spec.config, ends))
-        whole = without_adapters(spec)
-        return _write(merged(spec, view), whole, base, to, kind, progress, carried, exported, force=force)
+        whole = _Content(merged(spec, view), without_adapters(spec), base, exported, carried)
+        return _write(whole, to, kind, progress, force=force)
     spec, view = from_checkpoint(checkpoint, states, kind)
     generation = generation_config(checkpoint / BASE, spec.config, ends)
     if lora is not None:
-        files, kind = with_contents(_without_model(base), generation), kind or dtype_of(state)
-        known = exported | _of_base(state["meta"]["frozen"].get("stored", {}))
-        return _write_adapter(view, spec, Adapter.of(lora), files, to, kind, progress, known, force=force)
+        files, known = (
+            with_contents(_without_model(base), generation),
+            exported | _of_base(state["meta"]["frozen"].get("stored", {})),
+        )
+        made = _Content(view, spec, files, known, adapter=Adapter.of(lora))
+        return _write(made, to, kind or dtype_of(state), progress, force=force)
     carried = frozen.carried(state["meta"], spec)
-    return _write(view, spec, with_contents(base, generation), to, kind, progress, carried, exported, force=force)
+    return _write(
+        _Content(view, spec, with_contents(base, generation), exported, carried), to, kind, progress, force=force
+    )
 
 
-def export_store(
-    view: View,
-    spec: ModelSpec,
-    base_dir: Path,
-    to: Path,
-    dtype: str | None = None,
-    *,
-    adapter: Adapter | None = None,
-    base_weights: Mapping[str, str] = MappingProxyType({}),
-    carried: Carried = NOTHING,
-    ends: Collection[int] = (),
-    step: int | None = None,
-    loss: float | None = None,
-    chat_template: str | None = None,
-) -> Path:
-    """Writes a model in memory as `export` does. `view` gives its parameters, `carried` other tensors, and `base_dir`
-    all other files. `ends`: EOS ids besides the base model's own. `step` and `loss`: the step of the run after which
-    the parameters were these, and the validation loss; None: unknown. `chat_template`: as in `with_replaced`.
-
-    With `adapter`, only the adapter is written; `base_weights` are the digests of the base that it was trained on. The
-    parent folder of `to` must exist.
+def export_store(model: ModelInMemory, base_dir: Path, to: Path, dtype: str | None = None) -> Path:
+    """Writes a model in memory as `export` does, with the other files of `base_dir`. The parent folder of `to` must
+    exist.
     """
-    base, to = with_replaced(base_files(Path(base_dir)), chat_template), _absolute(to)
-    generation = generation_config(Path(base_dir), spec.config, ends)
+    spec, base, to = model.spec, with_replaced(base_files(Path(base_dir)), model.chat_template), _absolute(to)
+    generation, known = generation_config(Path(base_dir), spec.config, model.ends), facts(model.step, model.loss)
     _check_earlier(to)
-    if adapter is not None:
-        files, known = with_contents(_without_model(base), generation), facts(step, loss) | _of_base(base_weights)
-        return _write_adapter(view, spec, adapter, files, to, _dtype(dtype), ExportProgress(), known)
-    files = with_contents(base, generation)
-    return _write(view, spec, files, to, _dtype(dtype), ExportProgress(), carried, facts(step, loss))
+    if model.adapter is None:
+        made = _Content(model.view, spec, with_contents(base, generation), known, model.carried)
+    else:
+        files, known = with_contents(_without_model(base), generation), known | _of_base(model.base_weights)
+        made = _Content(model.view, spec, files, known, adapter=model.adapter)
+    return _write(made, to, _dtype(dtype), ExportProgress())
 
 
 def _of_base(digests: Mapping[str, str]) -> dict[str, Any]:
@@ -184,63 +198,53 @@ def _without_model(base: Mapping[str, BaseFile]) -> dict[str, BaseFile]:
 
 
 def _write(
-    view: View,
-    spec: ModelSpec,
-    base: dict[str, BaseFile],
-    to: Path,
-    dtype: torch.dtype | None,
-    progress: ExportProgress,
-    carried: Carried,
-    exported: Mapping[str, Any],
-    *,
-    force: bool = False,
+    made: _Content, to: Path, dtype: torch.dtype | None, progress: ExportProgress, *, force: bool = False
 ) -> Path:
-    """Writes a whole model. `exported`: what its manifest records about its state."""
-    dtype = dtype or view(0, spec.units[0].params[0].name).dtype
+    """Writes an adapter or a whole model. `dtype` None: that of the parameters."""
+    dtype = dtype or made.view(0, made.spec.units[0].params[0].name).dtype
+    if made.adapter is None:
+        _write_model(made, to, dtype, progress, force=force)
+    else:
+        _write_adapter(made, made.adapter, to, dtype, progress, force=force)
+    return to
+
+
+def _write_model(made: _Content, to: Path, dtype: torch.dtype, progress: ExportProgress, *, force: bool) -> None:
+    spec, files, carried = made.spec, made.files, made.carried
     weights = pretrained.stored_bytes(spec, dtype) + carried.nbytes
-    needed = weights + sum(len(file.content) for file in base.values())
-    known: dict[str, Any] = {"kind": KIND, **exported}
-    with written_aside(to, known, needed, check_names, force=force) as aside:
+    known: dict[str, Any] = {"kind": KIND, **made.facts}
+    with written_aside(to, known, weights + _bytes(files), check_names, force=force) as aside:
         with progress.doing("writing", weights):
-            saved = pretrained.save(aside.path, spec, view, dtype, wrote=progress.wrote, carried=carried)
+            saved = pretrained.save(aside.path, spec, made.view, dtype, wrote=progress.wrote, carried=carried)
         written = aside.path / CONFIG  # with the weights: it names their dtype
-        change_mode(written, written.stat().st_mode & (base[CONFIG].mode | 0o600))
-        for name, file in base.items():
+        change_mode(written, written.stat().st_mode & (files[CONFIG].mode | 0o600))
+        for name, file in files.items():
             if name != CONFIG:
                 aside.write(name, [file.content], mode=file.mode)
-        if GENERATION not in base:
+        if GENERATION not in files:
             aside.write_json(GENERATION, {FROM_CONFIG: True, **special_tokens(spec.config)})
         with progress.doing("reading back"):
             verify(aside.path, spec, carried)
         known |= {WEIGHTS: hashed(saved)} | ({CARRIED: dict(carried.sha256)} if carried.sha256 else {})
-    return to
 
 
 def _write_adapter(
-    view: View,
-    spec: ModelSpec,
-    made: Adapter,
-    files: dict[str, BaseFile],
-    to: Path,
-    dtype: torch.dtype | None,
-    progress: ExportProgress,
-    exported: Mapping[str, Any],
-    *,
-    force: bool = False,
-) -> Path:
-    """Writes an adapter, and the other `files` of its directory. `exported`: as in `_write`."""
-    dtype = dtype or view(0, spec.units[0].params[0].name).dtype
+    made: _Content, adapter: Adapter, to: Path, dtype: torch.dtype, progress: ExportProgress, *, force: bool
+) -> None:
+    spec = made.spec
     weights = sum(map(prod, shapes(spec).values())) * dtype.itemsize
-    needed = weights + sum(len(file.content) for file in files.values())
-    known = {"kind": KIND, **exported, "base": base_of(spec), "architecture": spec.architecture}
-    with written_aside(to, known, needed, check_names, force=force) as aside:
+    known = {"kind": KIND, **made.facts, "base": base_of(spec), "architecture": spec.architecture}
+    with written_aside(to, known, weights + _bytes(made.files), check_names, force=force) as aside:
         with progress.doing("writing", weights):
-            write(aside, spec, view, made, dtype, progress.wrote)
-        for name, file in files.items():
+            write(aside, spec, made.view, adapter, dtype, progress.wrote)
+        for name, file in made.files.items():
             aside.write(name, [file.content], mode=file.mode)
         with progress.doing("reading back"):
-            verify_adapter(aside.path, spec, made)
-    return to
+            verify_adapter(aside.path, spec, adapter)
+
+
+def _bytes(files: Mapping[str, BaseFile]) -> int:
+    return sum(len(file.content) for file in files.values())
 
 
 def from_checkpoint(

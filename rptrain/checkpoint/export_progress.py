@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rptrain.checkpoint.atomic_dir import MANIFEST, is_of_kind
+from rptrain.models.base_files import GENERATION
 from rptrain.utils import phases
 from rptrain.utils.files import read_small_text
 from rptrain.utils.paths import from_here
 
 ADAPTER_CONFIG = "adapter_config.json"
-GENERATION = "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 KIND = "export"  # `kind` in the manifest of an export
 Phase = Literal["checking", "writing", "reading back"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rptrain.checkpoint.adapter import Adapter
-from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.atomic_dir import BASE
 from rptrain.kernels.quant import Quantized
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
@@ -140,7 +140,7 @@ def load(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype, flats: Se
     if files is not None and stored:
         names = tensor_names(units, files.tensors)
         digests = TensorDigests({name: files.tensors[name] for name in names}, files.stamps)
-    fill(spec, held_in(spec, flats, dtype), files, frozen["seed"], spec.frozen, {}, digests)
+    fill(spec, tensors_in(spec, flats, dtype), files, frozen["seed"], spec.frozen, {}, digests)
     if digests is not None:
         same = not digests.differing(stored, names)
         digests.keep()
@@ -149,13 +149,13 @@ def load(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype, flats: Se
     check(meta, hashes([(unit, flats[index]) for index, unit in zip(spec.frozen, units, strict=True)]))
 
 
-def held_in(spec: ModelSpec, flats: Sequence[Tensor], dtype: torch.dtype) -> pretrained.Held:
-    """The parameters as they are held in the bytes of each unit."""
-    held: list[dict[str, Tensor | Quantized]] = []
+def tensors_in(spec: ModelSpec, flats: Sequence[Tensor], dtype: torch.dtype) -> pretrained.Held:
+    """The parameters as they are stored in the bytes of each unit."""
+    tensors: list[dict[str, Tensor | Quantized]] = []
     for unit, flat in zip(spec.units, flats, strict=True):
         plain, quantized = unit.held(flat, dtype)
-        held.append({**plain, **quantized})
-    return lambda index, name: held[index][name]
+        tensors.append({**plain, **quantized})
+    return lambda index, name: tensors[index][name]
 
 
 def tensor_names(units: Iterable[Unit], tensors: Collection[str]) -> list[str]:

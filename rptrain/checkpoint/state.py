@@ -18,6 +18,7 @@ processes share. A checkpoint can be loaded by any number of processes, whatever
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ from typing import Any
 import torch
 
 from rptrain.checkpoint.atomic_dir import (
+    BASE,
     FORMAT,
     KIND,
-    PARTIAL,
     PIECE,
     REPLACED,
     STATE,
@@ -42,7 +43,6 @@ from rptrain.checkpoint.atomic_dir import (
     remove,
     set_aside,
 )
-from rptrain.checkpoint.base_files import BASE, BaseFile, base_files, with_replaced
 from rptrain.checkpoint.metadata import read_facts
 from rptrain.checkpoint.processes import ALONE, Processes, written_together
 from rptrain.checkpoint.unchanged import check_unchanged
@@ -61,10 +61,28 @@ from rptrain.checkpoint.unit_tensors import (
 from rptrain.engine import wire
 from rptrain.engine.optim.moments import kind_of
 from rptrain.engine.store import UnitState
+from rptrain.models.base_files import BaseFile, base_files, with_replaced
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.phases import Phase, phase
+from rptrain.utils.replacing import PARTIAL
+
+
+@dataclass(frozen=True)
+class Background:
+    """How a checkpoint is written while training continues. No unit may change before `release` was called with its
+    number. The units in `order` are written in this order. `proceed` is called before each piece is written; an
+    exception from it ends the save. `progress` counts the bytes.
+    """
+
+    order: Sequence[int] = ()
+    release: Callable[[int], object] = lambda unit: None
+    proceed: Callable[[], object] = lambda: None
+    progress: Phase | None = None
+
+
+FOREGROUND = Background()  # nothing else goes on meanwhile
 
 
 def save_state(
@@ -74,21 +92,16 @@ def save_state(
     step: int,
     meta: Mapping[str, Any],
     base: Mapping[str, BaseFile] | None = None,
-    order: Sequence[int] = (),
-    release: Callable[[int], None] = lambda unit: None,
-    proceed: Callable[[], None] = lambda: None,
+    background: Background = FOREGROUND,
     processes: Processes = ALONE,
-    progress: Phase | None = None,
 ) -> Path:
-    """Writes `checkpoint-<step>` and returns its path. Training may continue meanwhile, but no unit may change before
-    `release` was called with its number. The units in `order` are written in this order.
+    """Writes `checkpoint-<step>` and returns its path. Training may continue meanwhile, as far as `background` says.
 
     `meta` is JSON data that `load_state` returns again. `base` has the files of the base model (config, tokenizer and
     template; see `base_files`); None reads them from its directory, `meta["model_dir"]`. `meta["chat_template"]` (Jinja
     text) and `meta["config"]`, if present, replace the model's template and config. An incomplete checkpoint of this
     step is renamed. No tensor is copied in memory. `checkpoints_dir` is created, but not its parent. DiskFull if there
-    is too little space. `proceed` is called before each piece is written; an exception from it ends the save.
-    `progress` counts the bytes.
+    is too little space.
 
     If several `processes` train the model, all call this at once. Each writes its part, and it returns in each once
     the checkpoint is complete. If one fails, none of them leaves a checkpoint; OtherFailed in the others.
@@ -102,7 +115,7 @@ def save_state(
             target.parent.mkdir(exist_ok=True)
             if os.path.lexists(target) and not is_of_kind(target, KIND):
                 set_aside(target)
-    places = {unit: place for place, unit in enumerate(order)}
+    places = {unit: place for place, unit in enumerate(background.order)}
     names = _trained(units)
     parts = {unit: _own_part(name, units[unit]) for unit, name in names.items()}
     parts = {unit: part for unit, part in parts.items() if part.elements.start < part.elements.stop}
@@ -112,6 +125,7 @@ def save_state(
     needed = sum(len(data) for part in parts.values() for data in part.content)
     needed += sum(len(file.content) for file in files.values())
 
+    progress = background.progress
     if progress is not None:
         progress.total = needed
 
@@ -119,7 +133,7 @@ def save_state(
         yield header(part.layout)
         for data in part.content:
             for start in range(0, len(data), PIECE):
-                proceed()
+                background.proceed()
                 yield (piece := data[start : start + PIECE])
                 if progress is not None:
                     progress.add(len(piece))
@@ -132,7 +146,7 @@ def save_state(
                 if part.file != names[unit]:
                     starts[START_HASH] = part.end_of(*WEIGHTS)
                 aside.write(part.file, pieces(part), starts)
-            release(unit)
+            background.release(unit)
 
         with ThreadPoolExecutor(THREADS) as pool:  # not more: training needs the cores for torch's threads
             for _ in pool.map(write, sorted(names, key=lambda unit: places.get(unit, 0))):

@@ -44,7 +44,7 @@ class SavedTensor:
             return slice(len(self.tensor) if part.start else 0, len(self.tensor))
         return slice(part.start // self.elements, part.stop // self.elements)
 
-    def held(self, part: slice) -> tuple[int, Tensor, int]:
+    def own(self, part: slice) -> tuple[int, Tensor, int]:
         """Of these entries, those that this process holds, between the numbers of entries before and after them."""
         wanted = self.entries(part)
         at, count = wanted.start - self.first, wanted.stop - wanted.start
@@ -88,7 +88,7 @@ class Part:
     @property
     def content(self) -> Sequence[memoryview]:
         """The memory of the entries that this process holds."""
-        return [as_bytes(each.held(self.elements)[1]) for each in self.tensors.values()]
+        return [as_bytes(each.own(self.elements)[1]) for each in self.tensors.values()]
 
     def of(self, *names: str) -> "Part":
         """The part with these tensors only. The first ones are the start of the file."""
@@ -101,7 +101,7 @@ class Part:
     @property
     def has_state(self) -> bool:
         """Whether this process holds optimizer state of the part."""
-        return any(len(each.held(self.elements)[1]) for name, each in self.tensors.items() if name not in WEIGHTS)
+        return any(len(each.own(self.elements)[1]) for name, each in self.tensors.items() if name not in WEIGHTS)
 
     def buffers(self, stored: Layout) -> Iterator[memoryview]:
         """Memory to read the file into, whose layout is `stored`. The rest of the file is read too, for its hash."""
@@ -113,7 +113,7 @@ class Part:
 
         yield from skip(len(header(stored)))
         for each in self.tensors.values():
-            before, tensor, after = each.held(self.elements)
+            before, tensor, after = each.own(self.elements)
             yield from skip(before * tensor.itemsize)
             yield as_bytes(tensor)
             yield from skip(after * tensor.itemsize)

@@ -10,8 +10,8 @@ def main() -> None:
     open_missing_streams()
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupted import would show a traceback
     from rptrain.cli.argv import OPEN, arguments
-    from rptrain.runs.signals import PROCESS
     from rptrain.utils.native_watchdog import NativeWatchdog
+    from rptrain.utils.signals import PROCESS
 
     given = arguments(sys.argv[1:])
     signal.signal(signal.SIGINT, before)

@@ -44,11 +44,11 @@ def chat(
         settings.check()
         with PhaseDisplay(), phase("loading the model", unit=""):
             from rptrain.cli.talk import Talk
+            from rptrain.inference.free_memory import free_memory
             from rptrain.inference.load import LoadedChat
-            from rptrain.planner.room import free_room
             from rptrain.runs.folder.listing import training_beside
 
-            loaded = LoadedChat(path, free_room(training_beside(path)), placement)
+            loaded = LoadedChat(path, free_memory(training_beside(path)), placement)
             if base:
                 loaded.load_base()
         loaded.chat.settings, loaded.chat.system = settings, system

@@ -20,7 +20,7 @@ from rptrain.cli.plan import plan
 from rptrain.cli.root import Commands, root
 from rptrain.cli.runs import attach, runs
 from rptrain.cli.train import train
-from rptrain.runs.signals import PROCESS
+from rptrain.utils.signals import PROCESS
 from rptrain.utils.text import as_message
 
 

@@ -8,9 +8,9 @@ import typer
 
 from rptrain.cli.complete import config_files, no_completions
 from rptrain.cli.exits import exit_codes
-from rptrain.runs.signals import PROCESS
 from rptrain.utils.paths import expanded
 from rptrain.utils.phase_display import PhaseDisplay
+from rptrain.utils.signals import PROCESS
 from rptrain.utils.text import counted, printable
 
 data = typer.Typer(help="Work on data files.", rich_markup_mode=None)

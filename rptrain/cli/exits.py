@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 import typer
 
 from rptrain.engine.failures import gpu_failure
-from rptrain.runs.signals import INTERRUPTED, PROCESS
 from rptrain.utils import temporary
 from rptrain.utils.errors import TrainingError, UserError, describe, explained, out_of_resources
+from rptrain.utils.signals import INTERRUPTED, PROCESS
 
 
 @contextmanager

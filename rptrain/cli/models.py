@@ -16,11 +16,11 @@ from rptrain.cli.complete import RUNS, no_completions, run_names
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.export_display import ExportDisplay
 from rptrain.cli.options import JsonArray, PlacementOption
-from rptrain.runs.signals import PROCESS
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
 from rptrain.utils.phase_display import PhaseDisplay
 from rptrain.utils.phases import phase
+from rptrain.utils.signals import PROCESS
 from rptrain.utils.text import is_terminal, one_line, printable
 
 
@@ -97,14 +97,14 @@ def generate(
         path = named_source(source, RUNS)
         with PhaseDisplay(shown=not as_json), phase("preparing the answer", unit=""):
             with PROCESS.importing():
+                from rptrain.inference.free_memory import free_memory
                 from rptrain.inference.generate import Request, generate_text, stream_text
-                from rptrain.planner.room import free_room
                 from rptrain.runs.folder.listing import training_beside
 
-            room = free_room(training_beside(path))
+            memory = free_memory(training_beside(path))
             request = Request(path, said, max_new_tokens, temperature, seed, raw, _tell)
-            texts = generate_text(request, room, placement) if as_json else []
-            steps = iter(()) if as_json else stream_text(request, room, placement)
+            texts = generate_text(request, memory, placement) if as_json else []
+            steps = iter(()) if as_json else stream_text(request, memory, placement)
             steps = chain([*islice(steps, 1)], steps)  # the first one loads the model
         if as_json:
             answers = [{"prompt": each, "text": text} for each, text in zip(said, texts, strict=True)]

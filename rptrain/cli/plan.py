@@ -91,7 +91,7 @@ def plan(
             events = trace and Output("--trace", trace, mark(PRODUCER), force)
             check((drawing, events), config, resolved.config)
 
-            from rptrain.planner.machine_flags import MachineFlags
+            from rptrain.machine.flags import MachineFlags
             from rptrain.planner.report import report, write_pictures
 
             flags = MachineFlags(gpus, card, vram, pcie, host, tflops, tflops_fp16, tflops_fp8)

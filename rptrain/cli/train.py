@@ -8,10 +8,10 @@ import typer
 from rptrain.cli.complete import config_keys
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.options import ConfigFile, keep_allocator_tidy, quiet_connections
-from rptrain.runs.signals import PROCESS
 from rptrain.utils.console import console
 from rptrain.utils.errors import UserError
 from rptrain.utils.phase_display import PhaseDisplay
+from rptrain.utils.signals import PROCESS
 
 if TYPE_CHECKING:
     from rptrain.config.resolve import Resolved
@@ -59,7 +59,7 @@ def train(
             with PhaseDisplay(shown=shown):
                 raise _with_others(resolved, error) from None
         if as_json and (launch is None or launch.rank == 0):
-            model = str(trained.model_path) if trained.finished else None  # None: it was told to stop before
+            model = str(trained.model_path) if trained.finished else None  # None: it was asked to stop before
             print(json.dumps({"run": str(trained.path), "model": model}))
 
 

@@ -21,7 +21,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from rptrain.checkpoint.atomic_dir import PARTIAL
 from rptrain.data.formats import Tally
 from rptrain.data.tokens import TOKENS, Builder, Document, Stream
 from rptrain.utils.errors import UserError
@@ -29,6 +28,7 @@ from rptrain.utils.files import file_sha256, open_regular
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.paths import from_environment, writable_place
 from rptrain.utils.private import Untrusted, close_own_folder, make_own_folder, open_own
+from rptrain.utils.replacing import PARTIAL
 
 log = logging.getLogger(__name__)
 

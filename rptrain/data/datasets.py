@@ -1,17 +1,16 @@
 """The training set, the validation set and the tokenizer of a config."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rptrain.checkpoint.base_files import base_paths
-from rptrain.checkpoint.eos import eos_ids
-from rptrain.config.schema import Config, TrainSet
+from rptrain.config.schema import Config, Data
+from rptrain.data.eos import eos_ids
 from rptrain.data.loader import RANDOM, Batches, load_tokenizer, prepare
 from rptrain.data.sequences import NothingSupervised, Sequences
 from rptrain.data.split import once, split
 from rptrain.data.template import load_template
+from rptrain.models.base_files import base_paths
 from rptrain.models.locate import read_config
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState, states_of
@@ -44,14 +43,15 @@ def training_set(
     config: Config, model_dir: Path, vocab_size: int, tokenizer: Any
 ) -> tuple[Sequences, Sequences | None]:
     """The sequences to train on, and those held out by data.val_size. Raises UserError for mistakes in the data."""
-    sequences = _read(config, model_dir, vocab_size, tokenizer, config.data.train)
+    sequences = _read(config, config.data, model_dir, vocab_size, tokenizer)
     return split(sequences, config.data.val_size, config.train.seed) if config.data.val_size else (sequences, None)
 
 
 def validation_set(config: Config, model_dir: Path, vocab_size: int, tokenizer: Any) -> Sequences:
     """The sequences of the sets under [[data.val]]. Raises UserError for mistakes in them."""
     try:
-        return once(_read(config, model_dir, vocab_size, tokenizer, config.data.val))
+        data = config.data.model_copy(update={"train": config.data.val})
+        return once(_read(config, data, model_dir, vocab_size, tokenizer))
     except NothingSupervised as error:
         raise UserError(f"the validation set in [[data.val]] cannot be used: {error}") from None
 
@@ -60,29 +60,8 @@ def batches_of(sequences: Sequences, config: Config) -> Batches:
     return Batches(sequences, config.train.sequences, config.train.global_batch_size, config.train.seed)
 
 
-def _read(
-    config: Config,
-    model_dir: Path,
-    vocab_size: int,
-    tokenizer: Any,
-    sources: Sequence[TrainSet],
-) -> Sequences:
-    data = config.data
-    sequences = prepare(
-        sources=sources,
-        tokenizer=tokenizer,
-        max_length=data.max_length,
-        packing=data.packing,
-        assistant_only_loss=data.assistant_only_loss,
-        chat_template=data.chat_template,
-        reasoning=data.reasoning,
-        overlong=data.overlong,
-        max_bad_rows=data.max_bad_rows,
-        follow_links=data.follow_links,
-        cache_dir=data.cache_dir,
-        vocab_size=vocab_size,
-        seed=config.train.seed,
-    )
+def _read(config: Config, data: Data, model_dir: Path, vocab_size: int, tokenizer: Any) -> Sequences:
+    sequences = prepare(data, tokenizer, vocab_size=vocab_size, seed=config.train.seed)
     check_vocabulary(sequences.largest, vocab_size, model_dir)
     return sequences
 

@@ -5,7 +5,7 @@ Files are not read whole, except for those that are small, and the tokens of fil
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -18,9 +18,8 @@ from rptrain.data.folders import choose
 from rptrain.data.formats import Example, Tally, limit_sentence
 from rptrain.data.loader import RANDOM, Tokenizing, questions_of
 from rptrain.data.read import share_of
-from rptrain.data.template import load_template
+from rptrain.data.template import EncodeOptions, load_template
 from rptrain.data.tokens import Document, Stream, gather
-from rptrain.data.turns import Reasoning
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState, states_of
 
@@ -152,19 +151,17 @@ class Settings:
     """What the tokens of a text depend on. The tokenizer is equal only to itself."""
 
     tokenizer: Any
-    template: str | None  # the text of data.chat_template
-    assistant_only_loss: bool
-    reasoning: Reasoning
+    options: EncodeOptions  # with the text of data.chat_template
     folder: Path  # the cache of tokens
 
     @classmethod
     def of(cls, data: Data, tokenizer: Any) -> "Settings":
         template = load_template(tokenizer, data.chat_template) if data.chat_template else None
         folder = Path(data.cache_dir) if data.cache_dir else default_folder()
-        return cls(tokenizer, template, data.assistant_only_loss, data.reasoning, folder)
+        return cls(tokenizer, replace(EncodeOptions.of(data, tokenizer), chat_template=template), folder)
 
     def tokenizing(self) -> Tokenizing:
-        return Tokenizing(self.tokenizer, self.assistant_only_loss, self.template, self.reasoning, self.folder)
+        return Tokenizing(self.tokenizer, self.options, self.folder)
 
 
 @lru_cache(8)

@@ -112,9 +112,9 @@ def _of_folder(path: Path, split: str, follow_links: bool) -> Chosen:
         names = f": {named(others, path)}" if others else ""
         raise UserError(f"{path}: no data files of the split {split!r} are in this folder{names}")
     for file in chosen:
-        if len(told := sorted(found[file] & WORDS.keys())) > 1 and split in WORDS:
+        if len(several := sorted(found[file] & WORDS.keys())) > 1 and split in WORDS:
             raise UserError(
-                f"{file}: its name matches the splits {' and '.join(told)}: name each set's files by a path or a "
+                f"{file}: its name matches the splits {' and '.join(several)}: name each set's files by a path or a "
                 f'pattern instead of the folder, as in path = "{path}/*part*.jsonl"'
             )
     return Chosen(chosen, others, any(not found.get(file) for file in others))

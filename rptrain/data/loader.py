@@ -11,19 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from rptrain.checkpoint.base_files import check_base_files
-from rptrain.config.schema import TrainSet
+from rptrain.config.schema import Data, TrainSet
 from rptrain.data import cache, formats, notes, tasks
 from rptrain.data.folders import Chosen, choose, named
 from rptrain.data.formats import Tally
-from rptrain.data.pieces import Overlong, piece
+from rptrain.data.pieces import piece
 from rptrain.data.probe import Probe
 from rptrain.data.progress import Watch
 from rptrain.data.sequences import Group, Sequences, build, shuffled
-from rptrain.data.template import encode, load_template, template_for_tools
+from rptrain.data.template import EncodeOptions, encode, load_template, template_for_tools
 from rptrain.data.tokens import Document, Origin, Stream, gather, tokenized
-from rptrain.data.turns import Reasoning
 from rptrain.kernels.batch import IGNORED, Batch
+from rptrain.models.base_files import check_base_files
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.phases import Phase, during, phase
 from rptrain.utils.text import counted
@@ -124,57 +123,35 @@ def drawn(group: Group) -> int:
     return max(1, round(group.weight * group.count))
 
 
-def prepare(
-    *,
-    sources: Sequence[TrainSet],
-    tokenizer: Any = None,
-    max_length: int,
-    packing: bool = True,
-    assistant_only_loss: bool = True,
-    chat_template: str | None = None,
-    reasoning: Reasoning = "refuse",
-    overlong: Overlong = "truncate",
-    max_bad_rows: float = 0.01,
-    follow_links: bool = False,
-    cache_dir: str | Path | None = None,
-    vocab_size: int | None = None,
-    seed: int = 0,
-) -> Sequences:
-    """Reads, renders, tokenizes and packs the sources in this order. Tokens are cached in `cache_dir`.
+def prepare(data: Data, tokenizer: Any = None, *, vocab_size: int | None = None, seed: int = 0) -> Sequences:
+    """Reads, renders, tokenizes and packs the training sets of [data] in their order. Tokens are cached.
 
-    For random tokens only, `tokenizer` may be None, but `vocab_size` must be given. `seed` decides which documents
-    of equal length share a sequence. Raises UserError as `choose`,
-    `read` and `encode` do, or if no token is supervised.
+    For random tokens only, `tokenizer` may be None, but `vocab_size` must be given. `seed` decides which documents of
+    equal length share a sequence. Raises UserError as `choose`, `read` and `encode` do, or if no token is supervised.
     """
-    if not sources:
-        raise UserError("there is no data: add a [[data.train]] entry with a path")
-    if max_length < 2:
-        raise UserError(f"data.max_length is {max_length}: a sequence has at least 2 tokens")
-    folder = Path(cache_dir) if cache_dir else cache.default_folder()
-    settings = None
-    if tokenizer is not None:
-        settings = Tokenizing(tokenizer, assistant_only_loss, chat_template, reasoning, folder)
+    folder = Path(data.cache_dir) if data.cache_dir else cache.default_folder()
+    settings = None if tokenizer is None else Tokenizing(tokenizer, EncodeOptions.of(data, tokenizer), folder)
     streams: list[Stream] = []
     weights: list[float] = []
     others: list[tuple[TrainSet, Chosen]] = []
-    for source in sources:
+    for source in data.train:
         if source.path == RANDOM:
-            found = [_random_stream(max_length, vocab_size)]
+            found = [_random_stream(data.max_length, vocab_size)]
         elif settings is None:
             raise UserError(f"{source.path}: needs the model's tokenizer")
         elif source.path.startswith("builtin:"):
-            found = [settings.builtin(questions_of(source), max_bad_rows)]
+            found = [settings.builtin(questions_of(source), data.max_bad_rows)]
         else:
-            chosen = choose(source.path, source.split, follow_links=follow_links)
+            chosen = choose(source.path, source.split, follow_links=data.follow_links)
             others.append((source, chosen))
-            found = settings.streams(chosen.files, source.format, max_bad_rows)
+            found = settings.streams(chosen.files, source.format, data.max_bad_rows)
         streams += found
         weights += [source.weight] * len(found)
     with phase("packing sequences"):
-        pieces = piece(streams, max_length, overlong)
+        pieces = piece(streams, data.max_length, data.overlong)
         pieces.trimmed.warn()
         pad_id = _pad_id(tokenizer, vocab_size)
-        rows = build(streams, pieces, packing=packing, pad_id=pad_id, seed=seed, weights=weights)
+        rows = build(streams, pieces, packing=data.packing, pad_id=pad_id, seed=seed, weights=weights)
     read = settings.rows if settings is not None else Tally()
     for sentence in notes.sentences(read.notes):
         log.warning(sentence)
@@ -186,30 +163,21 @@ class Tokenizing:
     several of them with the same format once.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        assistant_only_loss: bool,
-        chat_template: str | None,
-        reasoning: Reasoning,
-        folder: Path,
-    ):
-        self._tokenizer, self._chat_template, self._folder = tokenizer, chat_template, folder
-        self._assistant_only_loss = assistant_only_loss
-        self._reasoning: Reasoning = reasoning
-        self._eos_ids: frozenset[int] = getattr(tokenizer, "model_eos_ids", frozenset())  # see `find_tokenizer`
+    def __init__(self, tokenizer: Any, options: EncodeOptions, folder: Path) -> None:
+        self._tokenizer, self._options, self._folder = tokenizer, options, folder
         self.rows, self._counted = Tally(), set[tuple[str, str]]()  # files and their formats
-        template = load_template(tokenizer, chat_template) if chat_template or tokenizer.chat_template else None
+        given = options.chat_template
+        template = load_template(tokenizer, given) if given or tokenizer.chat_template else None
         self._template = template
         self._settings = [
             cache.code_hash(),
             cache.tokenizer_hash(tokenizer),
             bool(tokenizer.split_special_tokens),
             template,
-            template_for_tools(tokenizer, chat_template),
-            assistant_only_loss,
-            reasoning,
-            sorted(self._eos_ids),
+            template_for_tools(tokenizer, given),
+            options.assistant_only_loss,
+            options.reasoning,
+            sorted(options.eos_ids),
         ]
 
     def builtin(self, questions: list[formats.Example], max_bad_rows: float) -> Stream:
@@ -220,15 +188,7 @@ class Tokenizing:
         return stream
 
     def documents(self, examples: Iterable[formats.Example], tally: Tally) -> Generator[Document, None, None]:
-        return encode(
-            examples,
-            self._tokenizer,
-            assistant_only_loss=self._assistant_only_loss,
-            chat_template=self._chat_template,
-            reasoning=self._reasoning,
-            eos_ids=self._eos_ids,
-            tally=tally,
-        )
+        return encode(examples, self._tokenizer, self._options, tally=tally)
 
     def streams(self, files: Sequence[Path], format: str, max_bad_rows: float) -> list[Stream]:
         """The tokens of a source's files. Raises UserError if more of all rows are bad than `max_bad_rows` allows."""
@@ -252,7 +212,7 @@ class Tokenizing:
         """Adds the tokens and the counts of each file, from the cache if they are there."""
         for number, file in enumerate(files):
             if isfile(file) and getsize(file) > LARGE:
-                next(formats.read(file, format), None)  # hashing takes long: mistakes at the beginning are told before
+                next(formats.read(file, format), None)  # hashing takes long: report mistakes at the beginning before
             key = self._key(file, format)
             with phase(f"reading the tokens of {file.name}", unit=""):
                 found = cache.load(self._folder, key)
@@ -273,7 +233,7 @@ class Tokenizing:
         return found and (replace(found[0], name=str(file)), found[1])
 
     def _origin(self, file: Path, format: str, tally: Tally) -> Origin:
-        made = (self._tokenizer, self._template, self._assistant_only_loss)
+        made = (self._tokenizer, self._template, self._options.assistant_only_loss)
         return Origin(file, format, *made, tally, self._folder)
 
     def _key(self, file: Path, format: str) -> str:

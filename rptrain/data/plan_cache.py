@@ -16,13 +16,13 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from rptrain.checkpoint.base_files import base_paths
 from rptrain.config.schema import Config
 from rptrain.data.amount import Amount
 from rptrain.data.cache import code_hash, default_folder
 from rptrain.data.folders import choose
 from rptrain.data.loader import is_file_set
 from rptrain.data.template import load_template
+from rptrain.models.base_files import base_paths
 from rptrain.utils.file_state import states_of
 from rptrain.utils.private import close_own_folder, own_folder, read_own
 from rptrain.utils.replacing import replace_file

@@ -21,7 +21,7 @@ from rptrain.data.loader import RANDOM, TASKS, Batches
 from rptrain.data.pieces import Trimmed, piece
 from rptrain.data.samples import FirstSamples, Sample, TextPart
 from rptrain.data.sequences import Sequences
-from rptrain.data.template import encode
+from rptrain.data.template import EncodeOptions, encode
 from rptrain.data.tokens import Stream, gather, stream_of
 from rptrain.models.locate import locate
 from rptrain.utils.errors import UserError
@@ -150,16 +150,10 @@ def _first_of(
     file: str, examples: Iterator[formats.Example], config: Config, tokenizer: Any, tally: formats.Tally, count: int
 ) -> Iterator[tuple[formats.Example, Sample]]:
     """The samples with a supervised token of the first EXAMINED examples, of which `count` are read at a time."""
-    data = config.data
-    options = {
-        "assistant_only_loss": data.assistant_only_loss,
-        "chat_template": data.chat_template,
-        "reasoning": data.reasoning,
-        "eos_ids": getattr(tokenizer, "model_eos_ids", frozenset()),
-    }
+    data, options = config.data, EncodeOptions.of(config.data, tokenizer)
     examples = islice(examples, EXAMINED)
     while some := list(islice(examples, count)):
-        stream = gather(encode(some, tokenizer, **options, tally=tally), file)
+        stream = gather(encode(some, tokenizer, options, tally=tally), file)
         if not len(stream):
             continue
         pieces = piece([stream], data.max_length, data.overlong)

@@ -5,24 +5,25 @@ import pickle
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
+from rptrain.config.schema import Data
 from rptrain.data import notes, templates
 from rptrain.data.formats import Example, Tally
 from rptrain.data.render import LONGEST, NESTED, Template, exceeded, is_special, too_long
 from rptrain.data.rows import SHORT, Encoded, EncodeSettings, Tokens, encode_rows, load, tokens_of_chat, tokens_of_text
 from rptrain.data.tokens import Document, ids_of, tokenized
 from rptrain.data.turns import Reasoning, Rendering
-from rptrain.engine.store import available_bytes
 from rptrain.utils import temporary
 from rptrain.utils.errors import UserError
 from rptrain.utils.heap import trim
+from rptrain.utils.host_memory import available_bytes
 from rptrain.utils.limited import Limited, Pool
 from rptrain.utils.parallel import own_cores
 from rptrain.utils.units import format_bytes
@@ -41,32 +42,51 @@ SET = f"set `data.chat_template` to a Jinja file, or to one of {', '.join(templa
 _Item = tuple[Example, bytes | str | None]  # an example, and what `_row` makes of it
 
 
+@dataclass(frozen=True)
+class EncodeOptions:
+    """How rows become tokens, and which of them the loss counts: the keys of [data] with these names.
+
+    Without `assistant_only_loss` the loss counts everything. `chat_template`: see `load_template`. `eos_ids` are the
+    model's, besides the tokenizer's.
+    """
+
+    assistant_only_loss: bool = True
+    chat_template: str | None = None
+    reasoning: Reasoning = "refuse"
+    eos_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, data: Data, tokenizer: Any) -> Self:
+        """Those of a config, and the EOS ids that `find_tokenizer` has found."""
+        eos_ids = getattr(tokenizer, "model_eos_ids", frozenset())
+        return cls(data.assistant_only_loss, data.chat_template, data.reasoning, eos_ids)
+
+
+DEFAULT = EncodeOptions()
+
+
 def encode(
     examples: Iterable[Example],
     tokenizer: Any,
+    options: EncodeOptions = DEFAULT,
     *,
-    assistant_only_loss: bool = True,
-    chat_template: str | None = None,
-    reasoning: Reasoning = "refuse",
-    eos_ids: frozenset[int] = frozenset(),
     tally: Tally | None = None,
     processes: int | None = None,
 ) -> Generator[Document, None, None]:
     """Yields the documents of the examples in order; only some are in memory at a time.
 
     In a conversation, the loss counts the messages to train on, each with the token that ends the turn; in a text
-    (which an end-of-text token ends), everything after its prompt. Without `assistant_only_loss` it counts everything.
-    `chat_template`: see `load_template`. `eos_ids` are the model's, besides the tokenizer's.
-    Conversations that the template rejects are counted in `tally`. `processes` work at once; None: one per core. Raises
-    UserError if there is no template or no end-of-text token.
+    (which an end-of-text token ends), everything after its prompt. Conversations that the template rejects are counted
+    in `tally`. `processes` work at once; None: one per core. Raises UserError if there is no template or no end-of-text
+    token.
     """
     tally = tally or Tally()
-    encoder = _Encoder(tokenizer, assistant_only_loss, chat_template, reasoning, eos_ids)
+    encoder = _Encoder(tokenizer, options)
     count = processes or own_cores()
     waiting = deque[tuple[list[_Item], Future[list[Encoded]]]]()
     long = 0  # characters of long texts that wait
     with Pool(count) as pool:
-        for items in _some(examples, assistant_only_loss):
+        for items in _some(examples, options.assistant_only_loss):
             rows = [row for _, row in items if isinstance(row, bytes)]
             settings = encoder.settings(items)
             most = max((len(example.messages or ()) for example, _ in items), default=0)
@@ -85,16 +105,9 @@ def encode(
 class _Encoder:
     """The settings of `encode`, and documents from what child processes return."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        assistant_only: bool,
-        chat_template: str | None,
-        reasoning: Reasoning,
-        eos_ids: frozenset[int],
-    ):
-        self._tokenizer, self._chat_template = tokenizer, chat_template
-        self._eos_ids = eos_ids | ({tokenizer.eos_token_id} - {None})
+    def __init__(self, tokenizer: Any, options: EncodeOptions) -> None:
+        self._tokenizer, self._chat_template = tokenizer, options.chat_template
+        self._eos_ids = options.eos_ids | ({tokenizer.eos_token_id} - {None})
         self._texts = EncodeSettings(
             tokenizer=_file_of(tokenizer),
             name=str(tokenizer.name_or_path),
@@ -104,8 +117,8 @@ class _Encoder:
             eos_ids=self._eos_ids,
             special=frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if is_special(token)),
             template=None,
-            assistant_only=assistant_only,
-            reasoning=reasoning,
+            assistant_only=options.assistant_only_loss,
+            reasoning=options.reasoning,
             short=SHORT,
             longest=LONGEST,
         )

@@ -10,8 +10,8 @@ from rptrain.doctor.checks import Check, check
 from rptrain.doctor.failures import FAILURES, failed
 from rptrain.engine.devices.accelerator import accelerator
 from rptrain.engine.page_locking import page_locked
-from rptrain.planner.gpus import unusable
-from rptrain.planner.hardware import check_alike
+from rptrain.machine.gpus import unusable
+from rptrain.machine.hardware import check_alike
 from rptrain.utils.errors import UserError
 from rptrain.utils.nvml import Driver, Link
 from rptrain.utils.page_locks import COST

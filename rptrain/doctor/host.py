@@ -16,9 +16,10 @@ from rptrain.checkpoint.trial import FULL, REMEDY, remedy, try_saving
 from rptrain.doctor.checks import Check, check
 from rptrain.doctor.failures import attempt
 from rptrain.engine.optim import adam
-from rptrain.engine.store import Arena, available_bytes
+from rptrain.engine.store import Arena
 from rptrain.utils import control_groups, native, numa
 from rptrain.utils.errors import describe
+from rptrain.utils.host_memory import available_bytes
 from rptrain.utils.locks import lock
 from rptrain.utils.page_locks import COST, WSL_LIMIT, is_wsl, locking_advice, memlock_limit
 from rptrain.utils.parallel import cores

@@ -9,8 +9,8 @@ import torch
 from rptrain.doctor.checks import Check, check
 from rptrain.doctor.failures import FAILURES, failed
 from rptrain.doctor.gpu import COPIED, host_buffers
-from rptrain.planner import rates as kept
-from rptrain.planner.rates import LinkRates
+from rptrain.machine import rates as kept
+from rptrain.machine.rates import LinkRates
 
 IN_A_ROW = 16  # copies each way
 TURNS = 4  # timings, of which the shortest counts

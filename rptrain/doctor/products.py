@@ -14,8 +14,8 @@ from rptrain.engine.devices.accelerator import accelerator
 from rptrain.kernels import fp8, fp8_products
 from rptrain.kernels.launch import HAS_TRITON
 from rptrain.kernels.toolchain_errors import explain
-from rptrain.planner import rates as kept
-from rptrain.planner.rates import GpuRates, Versions
+from rptrain.machine import rates as kept
+from rptrain.machine.rates import GpuRates, Versions
 from rptrain.schedule.machine import MeasuredRates, Rates, card_named
 from rptrain.utils.nvml import Driver
 
@@ -101,7 +101,7 @@ def _works(device: torch.device, *, with_fp8: bool) -> Mapping[str, clock.Work]:
     y_half = x_half.new_empty(TOKENS, OUTPUTS)
     works: dict[str, clock.Work] = {
         "bf16": lambda: torch.mm(x, w.t(), out=y),
-        "fp16": lambda: _mm_in_half(x_half, w_half, y_half),
+        "fp16": lambda: _mm_with_half_sums(x_half, w_half, y_half),
     }
     if with_fp8:
         rows, columns = fp8.quantize_rows(x), fp8.quantize_rows(w)
@@ -109,8 +109,8 @@ def _works(device: torch.device, *, with_fp8: bool) -> Mapping[str, clock.Work]:
     return works
 
 
-def _mm_in_half(x: Tensor, w: Tensor, out: Tensor) -> None:
-    """The product with sums in float16, as with `engine.fp16_accumulation`."""
+def _mm_with_half_sums(x: Tensor, w: Tensor, out: Tensor) -> None:
+    """The product with half sums (`engine.fp16_accumulation`)."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_fp16_accumulation
     matmul.allow_fp16_accumulation = True

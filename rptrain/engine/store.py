@@ -9,7 +9,6 @@ from math import inf
 from types import TracebackType
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from rptrain.models.params import Unit
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
 from rptrain.models.weights.quantized import readable
-from rptrain.utils import control_groups, numa
+from rptrain.utils import numa
 from rptrain.utils.parallel import in_parallel
 from rptrain.utils.phases import Phase, phase
 
@@ -460,8 +459,3 @@ def frozen_bytes(spec: ModelShape, dtype: torch.dtype, *, file_backed: bool = Fa
     """Bytes of the frozen units, without the file-backed ones if `file_backed`."""
     held = {*spec.frozen} - ({*file_backed_units(spec)} if file_backed else set())
     return sum(aligned(spec.units[index].nbytes(dtype.itemsize)) for index in held)
-
-
-def available_bytes() -> int:
-    """Host memory that this process may still allocate: free memory, or the least that a control group has left."""
-    return min([psutil.virtual_memory().available, *control_groups.memory_left()])

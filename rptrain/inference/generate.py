@@ -12,7 +12,7 @@ from rptrain.data.tokens import tokenized
 from rptrain.inference.answer_text import AnswerText, decoded
 from rptrain.inference.evaluate import in_template
 from rptrain.inference.model import EXTENDED, Model, find_model
-from rptrain.inference.placement import Room, Sizes, choose
+from rptrain.inference.placement import FreeMemory, Sizes, choose
 from rptrain.inference.weights import placed
 from rptrain.models.decode.generate import Sampling, Weights, generate, stream
 from rptrain.models.spec import ModelSpec
@@ -35,21 +35,21 @@ class Request:
     tell: Callable[[str], object] = lambda said: None  # called with sentences: the state of a run, slow copies
 
 
-def generate_text(request: Request, room: Room, wanted: str = "auto") -> list[str]:
+def generate_text(request: Request, memory: FreeMemory, wanted: str = "auto") -> list[str]:
     """One answer for each prompt.
 
     A run answers from its result (`rptrain.checkpoint.result`). `choose` places it.
     Raises UserError for a source that is neither a run, a checkpoint nor a model directory, and if it does not fit.
     """
-    spec, weights, encoded, ends, tokenizer = _prepared(request, room, wanted)
+    spec, weights, encoded, ends, tokenizer = _prepared(request, memory, wanted)
     with phase("generating text", unit=""):
         answers = generate(spec, weights, encoded, request.max_new_tokens, ends, request.temperature, request.seed)
     return decoded(tokenizer, answers, ends)
 
 
-def stream_text(request: Request, room: Room, wanted: str = "auto") -> Iterator[list[str | None]]:
+def stream_text(request: Request, memory: FreeMemory, wanted: str = "auto") -> Iterator[list[str | None]]:
     """The answers of `generate_text` in pieces: the text that each step adds to each answer, and None once it ended."""
-    spec, weights, encoded, ends, tokenizer = _prepared(request, room, wanted)
+    spec, weights, encoded, ends, tokenizer = _prepared(request, memory, wanted)
     answers = [AnswerText(tokenizer, ends) for _ in request.prompts]
     sampling = Sampling(request.temperature, seed=request.seed)
     steps = stream(spec, weights, encoded, request.max_new_tokens, ends, sampling)
@@ -68,7 +68,7 @@ class _Prepared(NamedTuple):
     tokenizer: Any
 
 
-def _prepared(request: Request, room: Room, wanted: str) -> _Prepared:
+def _prepared(request: Request, memory: FreeMemory, wanted: str) -> _Prepared:
     prompts, temperature = request.prompts, request.temperature
     if not isfinite(temperature):
         raise UserError(f"--temperature must be a finite number, not {temperature}")
@@ -87,7 +87,7 @@ def _prepared(request: Request, room: Room, wanted: str) -> _Prepared:
     encoded = [tokenized(tokenizer, text, add_special_tokens=raw)["input_ids"] for text in texts]
     _check_lengths(model, encoded)
     longest = max(map(len, encoded), default=0) + request.max_new_tokens
-    placement = choose(Sizes.of(model.spec, model.dtype, len(encoded), longest, lower=LOWER), room, wanted)
+    placement = choose(Sizes.of(model.spec, model.dtype, len(encoded), longest, lower=LOWER), memory, wanted)
     return _Prepared(model.spec, placed(model, placement, request.tell), encoded, model.ends(tokenizer), tokenizer)
 
 

@@ -7,24 +7,24 @@ from pathlib import Path
 import torch
 
 from rptrain.data.loader import load_tokenizer
-from rptrain.engine.store import available_bytes
 from rptrain.inference.chat import Chat, Speaker
 from rptrain.inference.model import find_base, find_model
-from rptrain.inference.placement import FREE, Room, Sizes, choose, speeds
+from rptrain.inference.placement import FREE, FreeMemory, Sizes, choose, speeds
 from rptrain.inference.weights import placed
 from rptrain.models.transforms.lora import without_adapters
 from rptrain.utils.errors import UserError
+from rptrain.utils.host_memory import available_bytes
 from rptrain.utils.units import format_bytes
 
 
 class LoadedChat:
     """A conversation with a model in memory. `chat` has no base model until `load_base`."""
 
-    def __init__(self, source: Path, room: Room, wanted: str = "auto") -> None:
+    def __init__(self, source: Path, memory: FreeMemory, wanted: str = "auto") -> None:
         """Raises UserError as `find_model` and `choose`, before weights are loaded."""
         self.model = find_model(source)
         sizes = Sizes.of(self.model.spec, self.model.dtype)
-        self.placement, self.speeds = choose(sizes, room, wanted), speeds(sizes, room)
+        self.placement, self.speeds = choose(sizes, memory, wanted), speeds(sizes, memory)
         tokenizer = load_tokenizer(self.model.tokenizer)
         self._weights = placed(self.model, self.placement, self._note)
         self._free = _free_on(self.placement.device)

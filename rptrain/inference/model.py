@@ -10,18 +10,16 @@ import torch
 from torch import Tensor
 
 from rptrain.checkpoint import adapter, checked, frozen
-from rptrain.checkpoint.atomic_dir import MANIFEST, Damaged
-from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.atomic_dir import BASE, MANIFEST, Damaged
 from rptrain.checkpoint.consistent import read_model
-from rptrain.checkpoint.eos import eos_ids, generation_eos
-from rptrain.checkpoint.export import DTYPES
 from rptrain.checkpoint.export_progress import base_format
-from rptrain.checkpoint.frozen import held_in
+from rptrain.checkpoint.frozen import tensors_in
 from rptrain.checkpoint.metadata import RUN_CONFIG
 from rptrain.checkpoint.result import answering
 from rptrain.checkpoint.run_states import EXPORTED, recorded
 from rptrain.checkpoint.state import dtype_of, unusable
 from rptrain.checkpoint.unit_reader import UnitReader
+from rptrain.data.eos import eos_ids, generation_eos
 from rptrain.data.loader import VOCABULARIES
 from rptrain.kernels.quant import Quantized
 from rptrain.models.families import registry
@@ -32,6 +30,7 @@ from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.pretrained import WeightFiles
 from rptrain.models.weights.safetensors_io import FLOATS, read_header
+from rptrain.utils.dtypes import DTYPES
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
 from rptrain.utils.parallel import in_parallel
@@ -141,7 +140,7 @@ def _from_adapter(source: Path) -> Model:
     def load(flats: Sequence[Tensor]) -> None:
         states = checked.check_files(source, [source / adapter.WEIGHTS])
         model.load(flats)
-        into = held_in(model.spec, flats, model.dtype)
+        into = tensors_in(model.spec, flats, model.dtype)
         adapter.load(files, model.spec, lambda unit, name: _plain(into(unit, name)))
         checked.check_states(states)
 
@@ -167,7 +166,7 @@ def _from_directory(source: Path, spec: ModelSpec, adapted: tuple[Path, ModelSpe
         if adapted is not None:
             directory, whole = adapted
             known += checked.recorded_base(directory, source, whole, files.tensors)
-        checked.load(files, own, held_in(spec, flats, dtype), known)
+        checked.load(files, own, tensors_in(spec, flats, dtype), known)
 
     return Model(spec, dtype, source, source, load, eos_ids=eos_ids(source, spec.config, None))
 

@@ -28,7 +28,7 @@ EXPERTS = ("experts_gate_up", "experts_down")
 
 
 @dataclass(frozen=True)
-class Room:
+class FreeMemory:
     """The free memory of this machine in bytes, and rates in bytes per second."""
 
     host: int
@@ -92,63 +92,63 @@ class Placement:
         return f"{format_bytes(self.nbytes)} {where}, about {format_rate(self.tokens_per_second)} expected"
 
 
-def choose(sizes: Sizes, room: Room, wanted: str = "auto") -> Placement:
+def choose(sizes: Sizes, memory: FreeMemory, wanted: str = "auto") -> Placement:
     """The fastest placement with enough free memory; beside a training, the CPU. `wanted`: a Kind, or "auto".
 
     Raises UserError if the model does not fit.
     """
     if wanted not in ("auto", *get_args(Kind)):
         raise UserError(f"unknown placement {wanted!r}: use one of auto, {', '.join(get_args(Kind))}")
-    if wanted in ("gpu", "streamed") and not room.gpu:
-        raise UserError(f"{room.no_gpu}: use the placement cpu")
+    if wanted in ("gpu", "streamed") and not memory.gpu:
+        raise UserError(f"{memory.no_gpu}: use the placement cpu")
     possible: list[Kind] = sorted(
-        _fitting(sizes, room), key=lambda kind: -_speed(sizes, room, kind)
+        _fitting(sizes, memory), key=lambda kind: -_speed(sizes, memory, kind)
     )  # the fastest first
     if wanted != "auto":
         if wanted not in possible:
-            raise UserError(f"{_needs(sizes)}, too much for the placement {wanted}: {_free(room)}")
-        return _placement(sizes, room, possible[possible.index(wanted)], "chosen")
-    allowed: list[Kind] = [kind for kind in possible if kind == "cpu" or not room.training]
+            raise UserError(f"{_needs(sizes)}, too much for the placement {wanted}: {_free(memory)}")
+        return _placement(sizes, memory, possible[possible.index(wanted)], "chosen")
+    allowed: list[Kind] = [kind for kind in possible if kind == "cpu" or not memory.training]
     if not allowed:
-        more = f", or use the placement {possible[0]} while {room.training} trains" if possible else ""
-        raise UserError(f"{_needs(sizes)}; {_free(room)}: {sizes.lower}free memory{more}")
-    return _placement(sizes, room, allowed[0], _why(allowed[0], room))
+        more = f", or use the placement {possible[0]} while {memory.training} trains" if possible else ""
+        raise UserError(f"{_needs(sizes)}; {_free(memory)}: {sizes.lower}free memory{more}")
+    return _placement(sizes, memory, allowed[0], _why(allowed[0], memory))
 
 
-def speeds(sizes: Sizes, room: Room) -> dict[Kind, float]:
+def speeds(sizes: Sizes, memory: FreeMemory) -> dict[Kind, float]:
     """The tokens per second to expect of each placement with enough free memory."""
-    return {kind: _speed(sizes, room, kind) for kind in _fitting(sizes, room)}
+    return {kind: _speed(sizes, memory, kind) for kind in _fitting(sizes, memory)}
 
 
-def _placement(sizes: Sizes, room: Room, kind: Kind, reason: str) -> Placement:
+def _placement(sizes: Sizes, memory: FreeMemory, kind: Kind, reason: str) -> Placement:
     nbytes = sizes.weights if kind == "cpu" else sizes.packed
-    return Placement(kind, reason, nbytes, _speed(sizes, room, kind))
+    return Placement(kind, reason, nbytes, _speed(sizes, memory, kind))
 
 
-def _fitting(sizes: Sizes, room: Room) -> list[Kind]:
+def _fitting(sizes: Sizes, memory: FreeMemory) -> list[Kind]:
     found: list[Kind] = []
-    if room.gpu and sizes.needed("gpu") <= FREE * room.vram:
+    if memory.gpu and sizes.needed("gpu") <= FREE * memory.vram:
         found.append("gpu")
-    if room.gpu and sizes.needed("streamed") <= FREE * room.vram and sizes.packed <= FREE * room.host:
+    if memory.gpu and sizes.needed("streamed") <= FREE * memory.vram and sizes.packed <= FREE * memory.host:
         found.append("streamed")
-    if sizes.needed("cpu") <= FREE * room.host:
+    if sizes.needed("cpu") <= FREE * memory.host:
         found.append("cpu")
     return found
 
 
-def _why(kind: Kind, room: Room) -> str:
+def _why(kind: Kind, memory: FreeMemory) -> str:
     if kind == "gpu":
-        return f"the model fits the free memory of {room.gpu}"
-    if kind == "cpu" and room.training:
-        return f"{room.training} trains on this machine"
-    if kind == "cpu" and not room.gpu:
-        return room.no_gpu
-    return f"{format_bytes(room.vram)} is free on {room.gpu}, too little for the model"
+        return f"the model fits the free memory of {memory.gpu}"
+    if kind == "cpu" and memory.training:
+        return f"{memory.training} trains on this machine"
+    if kind == "cpu" and not memory.gpu:
+        return memory.no_gpu
+    return f"{format_bytes(memory.vram)} is free on {memory.gpu}, too little for the model"
 
 
-def _free(room: Room) -> str:
-    on_gpu = f"{format_bytes(room.vram)} is free on {room.gpu} and " if room.gpu else ""
-    return f"{on_gpu}{format_bytes(room.host)} of host memory is free"
+def _free(memory: FreeMemory) -> str:
+    on_gpu = f"{format_bytes(memory.vram)} is free on {memory.gpu} and " if memory.gpu else ""
+    return f"{on_gpu}{format_bytes(memory.host)} of host memory is free"
 
 
 def _needs(sizes: Sizes) -> str:
@@ -158,14 +158,14 @@ def _needs(sizes: Sizes) -> str:
     )
 
 
-def _speed(sizes: Sizes, room: Room, kind: Kind) -> float:
+def _speed(sizes: Sizes, memory: FreeMemory, kind: Kind) -> float:
     """Tokens per second if each of them reads its weights once. Blocks are streamed while others compute."""
     if kind == "cpu":
-        return 1 / (sizes.read / (CPU_TRAFFIC * room.host_rate) + sizes.layers * CPU_LAYER)
+        return 1 / (sizes.read / (CPU_TRAFFIC * memory.host_rate) + sizes.layers * CPU_LAYER)
     packed = sizes.read * sizes.packed / sizes.weights
     each = GPU_LAYER + (QUANTIZED_LAYER if sizes.packed < sizes.weights else 0.0)
-    seconds = packed / (TRAFFIC * room.vram_rate) + sizes.layers * each
-    return 1 / (max(seconds, sizes.blocks / room.link_rate) if kind == "streamed" else seconds)
+    seconds = packed / (TRAFFIC * memory.vram_rate) + sizes.layers * each
+    return 1 / (max(seconds, sizes.blocks / memory.link_rate) if kind == "streamed" else seconds)
 
 
 def _read(spec: ModelSpec, index: int) -> float:

@@ -7,9 +7,9 @@ from typing import Any
 
 from rptrain.config.schema import Config
 from rptrain.config.types import format_size
+from rptrain.machine.hardware import MARGIN, Gpu, Hardware, installed_for
 from rptrain.models.spec import ModelShape
 from rptrain.planner.changes import Change, Changes, in_order
-from rptrain.planner.hardware import MARGIN, Gpu, Hardware, installed_for
 from rptrain.planner.ladders import GIB
 from rptrain.planner.memory import Kind, MemoryPlan, least_memory, plan_run
 from rptrain.planner.remedies import Remedy, RemedySearch, ShapeOf, adapting, most
@@ -151,7 +151,7 @@ def _machine(search: RemedySearch, changes: Changes, hardware: Hardware) -> Larg
     enough = all(not gpu.missing for gpu in least.gpus)
 
     def larger(gpu: Gpu) -> Gpu:
-        return gpu if enough else replace(gpu, room=vram - MARGIN - gpu.context)
+        return gpu if enough else replace(gpu, tensor_bytes=vram - MARGIN - gpu.context)
 
     tight = None if hardware.host is None else int(TIGHT * least.host.total)
     roomy = replace(case.hardware, host=tight, gpus=tuple(map(larger, case.hardware.gpus)))

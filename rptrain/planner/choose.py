@@ -42,10 +42,10 @@ from rptrain.schedule.lower import outputs
 from rptrain.schedule.machine import CPU, Card, Machine
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.schedule.search import search
+from rptrain.utils.dtypes import DTYPES
 from rptrain.utils.errors import UserError
 from rptrain.utils.units import format_bytes
 
-DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 LIBRARIES = 512 << 20  # bytes of a GPU's limit for matrix and attention libraries, and for fragmentation
 
 
@@ -264,39 +264,48 @@ def exchange_bytes(spec: ModelShape, workload: Workload) -> int:
     return received + SumChannel.nbytes(workload.reduce_dtype)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Limits of memory, in bytes; None: unlimited. `source` says what sets that of each device."""
+
+    device: int | None = None
+    host: int | None = None
+    source: str = "the limit"
+
+
+UNLIMITED = Limits()
+
+
 def make_plan(
     spec: ModelShape,
     machine: Machine,
     workload: Workload,
+    limits: Limits = UNLIMITED,
     *,
-    device_limit: int | None,
-    limit_source: str = "the limit",
-    host_limit: int | None = None,
     measured: Measured | None = None,
     near: Sequence[Stage] | None = None,
 ) -> RunPlan:
-    """Chooses the partition with the shortest simulated step within `device_limit` bytes of GPU memory.
+    """Chooses the partition with the shortest simulated step within the limit of GPU memory.
 
     The search leaves out messages between processes: if they are the limit, partitions do not differ. Among the
-    partitions, one whose buffers keep the host within `host_limit` bytes is preferred. Raises UserError if a single
-    layer does not fit on a GPU, with the layer and what it needs; `limit_source` says what sets the limit.
-    `near` makes the search short (schedule/search.py).
+    partitions, one whose buffers keep the host within its limit is preferred. Raises UserError if a single layer does
+    not fit on a GPU, with the layer and what it needs. `near` makes the search short (schedule/search.py).
     """
     costs = layer_costs(spec, workload, machine, measured)
     setting = _setting(spec, machine, workload, measured)
     store = sum(workload.state_sizes(spec).values())
     rows = row_bytes(spec, workload) + exchange_bytes(spec, workload)
-    room = None if device_limit is None else device_limit - LIBRARIES
+    available = None if limits.device is None else limits.device - LIBRARIES
     shapes, largest = workload.shapes(machine.devices), largest_layer(spec, workload.dtype)
-    _check_single_layers(spec, shapes, room, limit_source)
+    _check_single_layers(spec, shapes, available, limits.source)
     memories = StageMemories(spec, shapes)
     rounded = rounded_bytes(spec, shapes)
 
     def fits_device(stages: Sequence[Stage]) -> bool:
-        if room is None:
+        if available is None:
             return True
         shared = sum(shared_bytes([*map(memories.of, stages)], shapes.width, largest))
-        return shared + rounded + sum(ring_parts(spec, stages, shapes)[1:]) <= room
+        return shared + rounded + sum(ring_parts(spec, stages, shapes)[1:]) <= available
 
     def buffers(stages: Sequence[Stage]) -> int:
         count = outputs(stages)[1]
@@ -304,7 +313,7 @@ def make_plan(
         return BoundaryBuffers.nbytes(count, at_once, workload.tokens, spec.hidden_size, workload.dtype)
 
     def fits_both(stages: Sequence[Stage]) -> bool:
-        return fits_device(stages) and (host_limit is None or store + rows + buffers(stages) <= host_limit)
+        return fits_device(stages) and (limits.host is None or store + rows + buffers(stages) <= limits.host)
 
     alone = [cost.alone for cost in costs]
     found = search(alone, setting, fits_both, near=near) or search(alone, setting, fits_device, near=near)
@@ -330,14 +339,14 @@ def least_period(
     layers, fused = len(costs), len(costs)
     if device_limit is not None:
         shapes, largest = workload.shapes(machine.devices), largest_layer(spec, workload.dtype)
-        memories, room = StageMemories(spec, shapes), device_limit - LIBRARIES - rounded_bytes(spec, shapes)
+        memories, available = StageMemories(spec, shapes), device_limit - LIBRARIES - rounded_bytes(spec, shapes)
 
         def takes(count: int) -> int:
             """Bytes that the last layers need as the fused stage of any plan."""
             stage = Stage("FB", layers - count, layers)
             return sum(memories.of(stage)) + largest + sum(ring_parts(spec, (stage,), shapes)[1:])
 
-        fused = bisect_right(range(1, layers + 1), room, key=takes)
+        fused = bisect_right(range(1, layers + 1), available, key=takes)
     busy = sum(cost.backward for cost in costs) + sum(cost.forward for cost in costs[: layers - fused])
     return setting.micro_batches * busy / setting.devices
 

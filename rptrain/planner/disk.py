@@ -24,7 +24,7 @@ class DiskReading:
 
     file_backed: int  # bytes of file-backed weights
     step: int  # bytes that all devices together read in a step
-    room: int | None  # bytes of free memory for the page cache; None: unknown
+    page_cache: int | None  # bytes of free memory for the page cache; None: unknown
     rate: float  # bytes per second from the disk
     planned: float  # seconds per step, planned without the disk
 
@@ -36,7 +36,7 @@ class DiskReading:
     @property
     def kept(self) -> bool:
         """Whether free memory holds the file-backed weights, so that only the first step reads the disk."""
-        return self.room is not None and self.file_backed <= self.room
+        return self.page_cache is not None and self.file_backed <= self.page_cache
 
     @property
     def limits(self) -> bool:
@@ -57,7 +57,7 @@ class DiskReading:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        names = {"mapped": self.file_backed, "bytes_per_step": self.step, "room": self.room, "rate": self.rate}
+        names = {"mapped": self.file_backed, "bytes_per_step": self.step, "room": self.page_cache, "rate": self.rate}
         return {**names, "seconds": self.seconds, "limits": self.limits}
 
 
@@ -67,8 +67,8 @@ def disk_reading(
     """The reads of a plan with steps of `period` seconds. Reads a part of the largest file; UserError if that fails."""
     sizes = {index: spec.units[index].nbytes(itemsize) for index in file_backed_units(spec)}
     a_round = sum(sizes.get(unit, 0) for stage in plan.stages for unit in stage_units(spec, stage))
-    room = None if host.limit is None else max(host.limit - host.total, 0)
-    return DiskReading(sum(sizes.values()), plan.rounds * a_round, room, _rate(files), period)
+    page_cache = None if host.limit is None else max(host.limit - host.total, 0)
+    return DiskReading(sum(sizes.values()), plan.rounds * a_round, page_cache, _rate(files), period)
 
 
 def _rate(files: WeightFiles) -> float:

@@ -3,10 +3,10 @@
 import logging
 
 from rptrain.config.resolve import DEFAULT, Resolved
-from rptrain.planner.machine_flags import MachineFlags
-from rptrain.planner.preflight import config_error
-from rptrain.planner.refusals import Refusal
+from rptrain.machine.flags import MachineFlags
 from rptrain.planner.report import report
+from rptrain.preflight.checks import Refusal
+from rptrain.preflight.machine_and_model import config_error
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,9 @@ def check_run(resolved: Resolved, *, warn: bool = True) -> None:
     refusals = [Refusal(KEYS[kind], text, _place(resolved, KEYS[kind])) for kind, text in too_small]
     if refusals:
         advice = str(found.advice).splitlines()
-        raise config_error([*found.readiness.refusals, *refusals], advice, heading=HEADING)
+        raise config_error([*found.checks.refusals, *refusals], advice, heading=HEADING)
     if not found.fits:
-        raise config_error(found.readiness.refusals)
+        raise config_error(found.checks.refusals)
 
 
 def _place(resolved: Resolved, key: str) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rptrain.config.schema import Config
+from rptrain.machine.hardware import Hardware
 from rptrain.planner.auto import divisors
 from rptrain.planner.changes import LIMITS, Change, Changes
-from rptrain.planner.hardware import Hardware
 from rptrain.planner.memory import Kind
 
 SHORTEST = 128  # tokens: shorter sequences are not proposed

@@ -6,10 +6,10 @@ from typing import Any, Self
 
 from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
+from rptrain.machine.hardware import Hardware
 from rptrain.models.spec import ModelShape
 from rptrain.planner.changes import with_value
 from rptrain.planner.choose import Workload
-from rptrain.planner.hardware import Hardware
 from rptrain.planner.timings import FILE, Conditions, Timings, difference, read
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events

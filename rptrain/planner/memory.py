@@ -21,13 +21,22 @@ from rptrain.engine.meter import Measured
 from rptrain.engine.optim.moments import bytes_each
 from rptrain.engine.store import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.transfer.staging import staging_bytes
+from rptrain.machine.hardware import Gpu, Hardware, usable
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.models.weights.pretrained import stored_bytes
 from rptrain.models.weights.quantized import loading_bytes
-from rptrain.planner.choose import LIBRARIES, RunPlan, Workload, exchange_bytes, least_footprint, make_plan, row_bytes
-from rptrain.planner.hardware import Gpu, Hardware, usable
-from rptrain.planner.model import carried_bytes
+from rptrain.planner.choose import (
+    LIBRARIES,
+    Limits,
+    RunPlan,
+    Workload,
+    exchange_bytes,
+    least_footprint,
+    make_plan,
+    row_bytes,
+)
+from rptrain.preflight.model import carried_bytes
 from rptrain.runs.folder.run_dir import RunDir, forks
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.utils.errors import UserError
@@ -156,20 +165,12 @@ def plan_run(
     """
     hardware = hardware.used(config)
     workload = Workload.of(config, hardware.machine.card, hardware.share(config))
-    room = hardware.host
-    if room is not None:
+    available = hardware.host
+    if available is not None:
         fixed = [*_process(config, spec, workload, hardware), *_staging(spec, workload, hardware)]
-        room -= sum(part.nbytes for part in fixed)
-    run = make_plan(
-        spec,
-        hardware.machine,
-        workload,
-        device_limit=hardware.room,
-        limit_source=hardware.room_source,
-        host_limit=room,
-        measured=measured,
-        near=near,
-    )
+        available -= sum(part.nbytes for part in fixed)
+    limits = Limits(hardware.tensor_bytes, available, hardware.tensor_source)
+    run = make_plan(spec, hardware.machine, workload, limits, measured=measured, near=near)
     workers = 0 if hardware.gpus else sum(worker_bytes(spec, run, workload.shapes(hardware.devices)))
     return run, _memory(config, spec, hardware, run.device, activations=run.boundary_bytes, workers=workers)
 
@@ -182,9 +183,9 @@ def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> Memory
     hardware = hardware.used(config)
     workload = Workload.of(config, hardware.machine.card, hardware.share(config))
     stages, shapes = 1, workload.shapes(hardware.devices)
-    if hardware.room is not None:
+    if hardware.tensor_bytes is not None:
         whole = stage_memory(spec, Stage("FB", 0, len(spec.stack)), shapes)
-        stages = max(1, ceil(sum(whole) / max(hardware.room, 1)))
+        stages = max(1, ceil(sum(whole) / max(hardware.tensor_bytes, 1)))
     boundary = aligned(workload.tokens * spec.hidden_size * workload.dtype.itemsize)
     activations = (stages + 1) * workload.round_size * workload.replicas * boundary
     device = least_footprint(spec, shapes)

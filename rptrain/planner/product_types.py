@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rptrain.config.schema import Config
+from rptrain.machine.hardware import Hardware, check_fp8
 from rptrain.planner.changes import with_value
 from rptrain.planner.choose import RunPlan
-from rptrain.planner.hardware import Hardware, check_fp8
 from rptrain.planner.memory import plan_run
-from rptrain.planner.model import for_hardware, training_model
+from rptrain.preflight.model import for_hardware, training_model
 from rptrain.utils.errors import UserError
 
 WORTH = 1.03  # times as fast at least, for a suggestion

@@ -13,10 +13,10 @@ from math import ceil
 from typing import Literal
 
 from rptrain.config.schema import Config
+from rptrain.machine.hardware import Hardware
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.planner.changes import LIMITS, Change, Changes, in_order, with_changes
-from rptrain.planner.hardware import Hardware
 from rptrain.planner.ladders import GIB, Ladders
 from rptrain.planner.memory import Kind, MemoryPlan, least_memory, plan_run, saves
 from rptrain.runs.folder.run_dir import changed

@@ -53,80 +53,52 @@ The JSON form is one object with these stable keys. Times are in seconds, sizes 
     data         see rptrain/data/preview.py; null without --show-data
 """
 
+import json
 from contextlib import suppress
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Self
+
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
-from rptrain.data.datasets import batches_of
-from rptrain.data.datasets import find_tokenizer
-from rptrain.data.datasets import training_set
-from rptrain.data.preview import Preview
-from rptrain.data.preview import preview
+from rptrain.data.amount import Amount
+from rptrain.data.datasets import batches_of, find_tokenizer, training_set
+from rptrain.data.preview import Preview, preview
 from rptrain.engine.meter import Measured
+from rptrain.machine.flags import MachineFlags
+from rptrain.machine.hardware import Hardware
 from rptrain.models.layers.block import BlockShape
 from rptrain.models.layers.moe import MoEBlock
-from rptrain.models.spec import ModelShape
+from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.transforms import balance
-from rptrain.planner import auto
-from rptrain.planner import short_steps
-from rptrain.planner.advice import Advice
-from rptrain.planner.advice import advise
-from rptrain.planner.choose import DTYPES
+from rptrain.models.weights.pretrained import WeightFiles
+from rptrain.planner import auto, short_steps
+from rptrain.planner.advice import Advice, advise
 from rptrain.planner.choose import RunPlan
-from rptrain.planner.disk import DiskReading
-from rptrain.planner.disk import disk_reading
-from rptrain.planner.hardware import Hardware
+from rptrain.planner.disk import DiskReading, disk_reading
 from rptrain.planner.learning_rate import low_rate
-from rptrain.planner.length import RunLength
-from rptrain.planner.length import length_of
-from rptrain.planner.length import warnings_of
-from rptrain.planner.machine_flags import MachineFlags
+from rptrain.planner.length import RunLength, length_of, warnings_of
 from rptrain.planner.measured_run import MeasuredRun
-from rptrain.planner.memory import MemoryPlan
-from rptrain.planner.memory import least_memory
-from rptrain.planner.memory import long_text_warning
-from rptrain.planner.memory import plan_run
-from rptrain.planner.memory import with_saved
-from rptrain.planner.model import find_files
-from rptrain.planner.model import for_hardware
-from rptrain.planner.model import trained_shape
-from rptrain.planner.model import training_model
+from rptrain.planner.memory import MemoryPlan, least_memory, long_text_warning, plan_run, with_saved
 from rptrain.planner.network import Nodes
-from rptrain.planner.past_speed import PastSpeed
-from rptrain.planner.past_speed import past_speed
-from rptrain.planner.preflight import machine_and_model
-from rptrain.planner.product_types import ProductType
-from rptrain.planner.product_types import product_types
-from rptrain.planner.product_types import suggested
-from rptrain.planner.refusals import Readiness
-from rptrain.planner.refusals import look
-from rptrain.planner.scaling import Scaling
-from rptrain.planner.scaling import scaling
-from rptrain.planner.timings import Conditions
-from rptrain.planner.timings import load
+from rptrain.planner.past_speed import PastSpeed, past_speed
+from rptrain.planner.product_types import ProductType, product_types, suggested
+from rptrain.planner.scaling import Scaling, scaling
+from rptrain.planner.timings import Conditions, load
+from rptrain.preflight.checks import CheckResults, run_checks
+from rptrain.preflight.machine_and_model import machine_and_model
+from rptrain.preflight.model import find_files, for_hardware, trained_shape, training_model
 from rptrain.runs.folder.outputs import Output
-from rptrain.runs.folder.run_dir import RunDir
-from rptrain.runs.folder.run_dir import find
+from rptrain.runs.folder.run_dir import RunDir, find
 from rptrain.schedule import picture
-from rptrain.schedule.coarse import Coarse
-from rptrain.schedule.coarse import coarse
+from rptrain.schedule.coarse import Coarse, coarse
 from rptrain.schedule.dispatch import dispatch
-from rptrain.schedule.roofline import Sizes
-from rptrain.schedule.roofline import Verdict
-from rptrain.schedule.roofline import backward_intensity
-from rptrain.schedule.roofline import forward_intensity
-from rptrain.schedule.roofline import judge
-from rptrain.schedule.roofline import ridge
-from rptrain.schedule.simulate import Timeline
-from rptrain.schedule.simulate import simulate
+from rptrain.schedule.roofline import Sizes, Verdict, backward_intensity, forward_intensity, judge, ridge
+from rptrain.schedule.simulate import Timeline, simulate
 from rptrain.schedule.trace import chrome_trace
+from rptrain.utils.dtypes import DTYPES
 from rptrain.utils.errors import UserError
 from rptrain.utils.phases import phase
-from typing import Any
-import json
 
 PICTURE_CHUNK = 256 << 20  # bytes: pictures show no smaller pieces of a copy
 
@@ -160,7 +132,7 @@ class PlanReport:
     reading: DiskReading | None
     types: tuple[ProductType, ...]
     scaling: Scaling | None
-    readiness: Readiness
+    checks: CheckResults
     length: RunLength | None
     past: PastSpeed | None  # of an earlier run with the same settings
 
@@ -169,15 +141,15 @@ class PlanReport:
         """What is probably not meant, as sentences."""
         of_length = () if self.length is None else warnings_of(self.config, self.length)
         of_rate = low_rate(self.config, self.spec.num_parameters)
-        longest = self.readiness.amount.longest if self.readiness.amount else 0
+        longest = self.checks.amount.longest if self.checks.amount else 0
         of_text = long_text_warning(longest, self.memory.host, self.hardware.program)
         others = filter(None, [of_text, of_rate, balance.note(self.spec)])
-        return [*self.hardware.warnings, *self.readiness.warnings, *of_length, *others]
+        return [*self.hardware.warnings, *self.checks.warnings, *of_length, *others]
 
     @property
     def fits(self) -> bool:
         """Whether the run can start."""
-        return self.run is not None and self.memory.fits and not self.readiness.refusals
+        return self.run is not None and self.memory.fits and not self.checks.refusals
 
     @property
     def source(self) -> str:
@@ -189,7 +161,7 @@ class PlanReport:
     def tokens_per_second(self) -> float:
         """Tokens that a step computes, by the planned time of a step. There must be a plan."""
         assert self.run is not None
-        amount = self.readiness.amount
+        amount = self.checks.amount
         return short_steps.tokens_of(self.config, amount and amount.sequences) / self.run.estimate.period
 
     @property
@@ -245,9 +217,9 @@ class PlanReport:
         return {
             "fits": self.fits,
             "problem": self.problem,
-            "refusals": [asdict(refusal) for refusal in self.readiness.refusals],
+            "refusals": [asdict(refusal) for refusal in self.checks.refusals],
             "warnings": self.warnings,
-            "data_warnings": list(self.readiness.warnings),
+            "data_warnings": list(self.checks.warnings),
             "model": {
                 "path": config.model.path,
                 "architecture": spec.architecture,
@@ -298,67 +270,24 @@ def report(
     Raises UserError for mistakes in the flags, and if the times do not apply; and for a model or devices that cannot be
     used, on this machine as a ConfigError with all other mistakes.
     """
-    config = resolved.config
-    source = None if timings is None else MeasuredRun.open(timings)
-    if flags.given or source is not None or nodes is not None:
-        hardware = flags.machine(config, source.kinds if source else ())
-        model_dir, spec = training_model(config)
-    else:
-        hardware, model_dir, spec = machine_and_model(resolved)
-    if nodes is not None:
-        network = replace(hardware.machine, network=nodes.rate)
-        hardware = replace(hardware, machine=network, process=(nodes.count - 1, nodes.count))
-    spec = for_hardware(spec, config, hardware)
-    files = None
-    if config.model.hold == "map" and hardware.here:
-        with suppress(UserError):  # which `look` reports
-            files = find_files(config, model_dir, spec)
-    found = _unfinished(resolved) if hardware.here else None
-    hardware = with_saved(hardware, found)
-    if found is not None:
-        config = auto.recorded(config, found[0].config())
-    if source is not None:
-        config = source.with_micro_batch(config)
-
-    def times(choice: Config) -> Measured | None:
-        if source is None:
-            return None
-        measured = _of_a_node(source.times(choice, spec, hardware.used(choice)), nodes)
-        return measured if flags.pcie is None else replace(measured, upload=None, download=None)
-
-    readiness = Readiness((), (), None)
-    config, planned = auto.plan_auto(config, spec, hardware, times)
-    if hardware.here and nodes is None:
-        readiness = look(resolved, config, model_dir, spec)
-    amount = readiness.amount
-    given, config = config, short_steps.fitted(config, amount and amount.sequences)
-    if config != given:
-        planned = None
+    subject = _Subject.of(resolved, flags, timings, nodes)
+    spec, hardware, resumed, source = subject.spec, subject.hardware, subject.resumed, subject.source
+    alone_here, checks = hardware.here and nodes is None, CheckResults((), (), None)
+    given, planned = auto.plan_auto(subject.config, spec, hardware, subject.times)
+    if alone_here:
+        checks = run_checks(resolved, given, subject.model_dir, spec)
+    amount = checks.amount
+    config = short_steps.fitted(given, amount and amount.sequences)
     used = hardware.used(config)
-    folder = timings or (found[0].path if found else None)
-    problem = run = verdict = reading = None
-    measured = times(config)
-    if source is None and found is not None and config.engine.replan:
-        measured = load(found[0].path, Conditions.of(config, spec, used))
-        measured = measured and _of_a_node(measured, nodes)
-    try:
-        run, memory = planned or plan_run(config, spec, hardware, measured)
-        if measured and source is None and not memory.fits:  # a run does not use them either
-            measured = None
-            run, memory = plan_run(config, spec, hardware)
-    except UserError as error:
-        problem, memory = str(error), least_memory(config, spec, hardware)
-    if run is not None and hardware.gpus:
-        verdict = judge(run.plan, run.costs, run.setting)
-    last = None
+    run, memory, problem, measured = subject.plan(config, planned if config == given else None)
+    verdict = judge(run.plan, run.costs, run.setting) if run is not None and hardware.gpus else None
+    last = reading = None
     if run is not None and amount is not None:
-        run = short_steps.with_sequences(run, config, amount.sequences)
-        if rest := amount.sequences % given.train.global_batch_size:
-            last = short_steps.with_sequences(run, config, rest).estimate.period
-    if run is not None and files is not None:
+        run, last = _with_amount(run, config, given, amount)
+    if run is not None and subject.files is not None:
         itemsize = DTYPES[config.model.dtype].itemsize
-        reading = disk_reading(files, spec, itemsize, run.plan, run.estimate.period, memory.host)
-    past = past_speed(given, used.names) if hardware.here and nodes is None else None
+        reading = disk_reading(subject.files, spec, itemsize, run.plan, run.estimate.period, memory.host)
+    past = past_speed(given, used.names) if alone_here else None
     length = length_of(given, amount, run and run.estimate.period, last)
     if length and past:
         length = length.at_speed(past.tokens_per_second, past.run, given.data.max_length)
@@ -372,21 +301,98 @@ def report(
         advise(config, spec, hardware, memory, trained_shape, run and run.plan.stages),
         run,
         problem,
-        folder if measured else None,
+        (timings or (resumed[0].path if resumed else None)) if measured else None,
         _blocks(config, spec) if verdict else (),
         verdict,
         reading,
-        product_types(config, hardware, run) if run and memory.fits and found is None and source is None else (),
+        product_types(config, hardware, run) if run and memory.fits and resumed is None and source is None else (),
         scaling(config, spec, hardware, nodes, run, memory, measured) if nodes and run else None,
-        readiness,
+        checks,
         length,
         past,
     )
 
 
-def _of_a_node(measured: Measured, nodes: Nodes | None) -> Measured:
-    """The times of one machine as those of one of several, each of which updates a part of the weights."""
-    return measured if nodes is None else replace(measured, update=measured.update / nodes.count)
+@dataclass(frozen=True)
+class _Subject:
+    """What is planned: the run of a config, or the unfinished one that it would resume, on this or a described machine.
+
+    `files`: of file-backed weights on this machine. `source`: the run whose measured times --timings names.
+    """
+
+    config: Config
+    model_dir: Path
+    spec: ModelSpec
+    hardware: Hardware
+    files: WeightFiles | None
+    resumed: tuple[RunDir, Path] | None  # the run and its checkpoint
+    source: MeasuredRun | None
+    flags: MachineFlags
+    nodes: Nodes | None
+
+    @classmethod
+    def of(cls, resolved: Resolved, flags: MachineFlags, timings: Path | None, nodes: Nodes | None) -> Self:
+        config = resolved.config
+        source = None if timings is None else MeasuredRun.open(timings)
+        if flags.given or source is not None or nodes is not None:
+            hardware = flags.machine(config, source.kinds if source else ())
+            model_dir, spec = training_model(config)
+        else:
+            hardware, model_dir, spec = machine_and_model(resolved)
+        if nodes is not None:
+            network = replace(hardware.machine, network=nodes.rate)
+            hardware = replace(hardware, machine=network, process=(nodes.count - 1, nodes.count))
+        spec = for_hardware(spec, config, hardware)
+        files = None
+        if config.model.hold == "map" and hardware.here:
+            with suppress(UserError):  # which `run_checks` reports
+                files = find_files(config, model_dir, spec)
+        resumed = _unfinished(resolved) if hardware.here else None
+        hardware = with_saved(hardware, resumed)
+        if resumed is not None:
+            config = auto.recorded(config, resumed[0].config())
+        if source is not None:
+            config = source.with_micro_batch(config)
+        return cls(config, model_dir, spec, hardware, files, resumed, source, flags, nodes)
+
+    def times(self, choice: Config) -> Measured | None:
+        """The measured times of `source` for a config without "auto"; None without a source."""
+        if self.source is None:
+            return None
+        measured = self._of_a_node(self.source.times(choice, self.spec, self.hardware.used(choice)))
+        return measured if self.flags.pcie is None else replace(measured, upload=None, download=None)
+
+    def plan(
+        self, config: Config, planned: tuple[RunPlan, MemoryPlan] | None
+    ) -> tuple[RunPlan | None, MemoryPlan, str | None, Measured | None]:
+        """The plan, its memory, why there is no plan, and the measured times that it uses. `planned`: what is known."""
+        measured = self.times(config)
+        if self.source is None and self.resumed is not None and config.engine.replan:
+            measured = load(self.resumed[0].path, Conditions.of(config, self.spec, self.hardware.used(config)))
+            measured = measured and self._of_a_node(measured)
+        run = problem = None
+        try:
+            run, memory = planned or plan_run(config, self.spec, self.hardware, measured)
+            if measured and self.source is None and not memory.fits:  # a run does not use them either
+                measured = None
+                run, memory = plan_run(config, self.spec, self.hardware)
+        except UserError as error:
+            problem, memory = str(error), least_memory(config, self.spec, self.hardware)
+        return run, memory, problem, measured
+
+    def _of_a_node(self, measured: Measured) -> Measured:
+        """The times of one machine as those of one of several, each of which updates a part of the weights."""
+        return measured if self.nodes is None else replace(measured, update=measured.update / self.nodes.count)
+
+
+def _with_amount(run: RunPlan, config: Config, given: Config, amount: Amount) -> tuple[RunPlan, float | None]:
+    """The plan with the sequences that steps have, and the seconds of a short last step of an epoch, if there is one.
+
+    `given`: the config before its steps were fitted to the data.
+    """
+    run = short_steps.with_sequences(run, config, amount.sequences)
+    rest = amount.sequences % given.train.global_batch_size
+    return run, short_steps.with_sequences(run, config, rest).estimate.period if rest else None
 
 
 def _unfinished(resolved: Resolved) -> tuple[RunDir, Path] | None:

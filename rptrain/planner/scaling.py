@@ -6,9 +6,9 @@ from rptrain.config.schema import Config
 from rptrain.engine.distributed.traffic import Traffic
 from rptrain.engine.meter import Measured
 from rptrain.engine.optim.gradients import arrival_order
+from rptrain.machine.hardware import Hardware
 from rptrain.models.spec import ModelShape
 from rptrain.planner.choose import RunPlan, Workload
-from rptrain.planner.hardware import Hardware
 from rptrain.planner.memory import MemoryPlan, plan_run
 from rptrain.planner.network import Nodes
 from rptrain.schedule.estimate import estimate

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rptrain.config.schema import Config
+from rptrain.machine.hardware import Hardware
 from rptrain.models.spec import ModelShape
 from rptrain.planner.compare import OURS, ScheduleTime
-from rptrain.planner.hardware import Hardware
 from rptrain.planner.length import sentences
 from rptrain.planner.memory import MemoryPlace
 from rptrain.planner.product_types import ProductType, suggested
@@ -68,11 +68,11 @@ def show(report: PlanReport, console: Console) -> None:
     console.print()
     for warning in report.warnings:
         console.print(Text(f"Warning: {warning}", style="yellow"))
-    for refusal in report.readiness.refusals:
+    for refusal in report.checks.refusals:
         console.print(Text(f"The run cannot start: {refusal.place}: {refusal.text}", style="red"))
     if report.problem:
         console.print(Text(f"No plan fits: {report.problem}", style="red"))
-    elif report.readiness.refusals and report.memory.fits:
+    elif report.checks.refusals and report.memory.fits:
         console.print(Text("Its memory fits."))
     elif not report.fits:
         console.print(Text("It does not fit.", style="red"))
@@ -167,7 +167,7 @@ def _print(content: Text | Table, indent: int, console: Console) -> None:
     console.print(Padding(content, (0, 0, 0, indent), expand=False))
 
 
-def describe(stages: Sequence[Stage]) -> str:
+def describe_stages(stages: Sequence[Stage]) -> str:
     """A short form of stages: "F 0-8, fused 9-28, B 0-8 in 3 stages of 3"."""
     texts = []
     for kind, group in groupby(stages, key=lambda stage: stage.kind):
@@ -185,9 +185,9 @@ def describe(stages: Sequence[Stage]) -> str:
 def model_sentence(config: Config, spec: ModelShape) -> str:
     """A model's size, and the types of its weights and products."""
     base = config.adapters and config.adapters.base
-    held = "" if base in (None, "bf16") else f", the base in {base}"
+    stored = "" if base in (None, "bf16") else f", the base in {base}"
     products = ", products in FP8" if config.engine.fp8 else ""
-    kind = f"{config.model.dtype}{products}{held}"
+    kind = f"{config.model.dtype}{products}{stored}"
     return f"{config.model.path}: {spec.num_parameters:,} parameters, {len(spec.stack)} layers, {kind}"
 
 
@@ -257,7 +257,7 @@ def _plan(report: PlanReport) -> Iterator[str]:
         yield "none"
         return
     found, plan = report.run.estimate, report.run.plan
-    yield describe(plan.stages)
+    yield describe_stages(plan.stages)
     yield str(plan)
     yield (
         f"{format_seconds(found.period)} per step, {format_rate(report.tokens_per_second)}, "

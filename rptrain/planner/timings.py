@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 from rptrain.config.errors import shown
 from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
+from rptrain.machine.hardware import Hardware
 from rptrain.models.spec import ModelShape
-from rptrain.planner.hardware import Hardware
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small
 from rptrain.utils.paths import inside

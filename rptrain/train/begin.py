@@ -1,4 +1,4 @@
-"""Begin or resume a run: alone, or together with other processes, the first of which tells the others what it began."""
+"""Begin or resume a run: alone, or together with other processes, to which the first one announces what it began."""
 
 import logging
 import os
@@ -14,19 +14,19 @@ import rptrain
 from rptrain.checkpoint.trial import REMEDY, remedy, try_saving
 from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
-from rptrain.planner.hardware import here
+from rptrain.machine.hardware import here
 from rptrain.planner.memory import with_saved
-from rptrain.planner.refusals import check_adapters
 from rptrain.planner.simulated_step import simulated_step
+from rptrain.preflight.checks import check_adapters
 from rptrain.runs.folder.event_log import EventLog
 from rptrain.runs.folder.run_dir import OWN, RunDir, begin, changed, check_creatable, find, forks
 from rptrain.runs.records import events
 from rptrain.runs.records.process import ProcessId
 from rptrain.runs.view.run_view import RunView
+from rptrain.train.end import RunEnd
 from rptrain.train.group import Group
 from rptrain.train.job import Job, prepare_job, resolve_auto
 from rptrain.train.resume import Resume, with_recorded_padding
-from rptrain.train.run_end import RunEnd
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import UserError
 from rptrain.utils.liveness import progressed
@@ -37,7 +37,7 @@ from rptrain.utils.replacing import replace_file
 RUN = "run"  # the key under which the group remembers its run
 TOKEN = "processes/token"  # in the run's folder: shows to each process that it has the folder of the first one
 VISIBLE = 60.0  # seconds until a file that another machine wrote is visible: file systems keep what was not there
-LOOK = 0.1  # seconds between two looks for it
+POLL = 0.1  # seconds between two checks for it
 
 _log = logging.getLogger(__name__)
 
@@ -86,9 +86,9 @@ def prepare_run(resolved: Resolved, launch: Launch | None, group: Group, stack: 
 
 def begin_run(prepared: Prepared, group: Group, watchdog: Watchdog, stack: ExitStack) -> Begun:
     """Create the run's folder, or resume the run. The stack closes the log."""
-    held = None if prepared.resume is None else prepared.resume.log
-    run, checkpoint, log = begin(prepared.resolved, prepared.found, held)
-    if log is not held:
+    opened = None if prepared.resume is None else prepared.resume.log
+    run, checkpoint, log = begin(prepared.resolved, prepared.found, opened)
+    if log is not opened:
         stack.enter_context(log)
     if log.no_locks is not None:
         _log.warning(
@@ -112,17 +112,17 @@ def share(
     UserError if a process does not share the run's folder, or if its config, data or model differ.
     """
     with group.main.together():
-        own = None if begun is None else _told(begun)
-    told = group.main.gather(own)[0]
+        own = None if begun is None else _announced(begun)
+    announced = group.main.gather(own)[0]
     with group.main.together():
         if begun is None:
-            begun = _join(told, resolved, launch, group, watchdog, stack)
+            begun = _join(announced, resolved, launch, group, watchdog, stack)
     with phase("waiting for the other processes", unit=""):
         _check_alike(begun.job, group)
     return begun
 
 
-def _told(begun: Begun) -> dict[str, Any]:
+def _announced(begun: Begun) -> dict[str, Any]:
     """What the other processes need to train the run, too. A file in its folder shows to them that they share it."""
     run, token = begun.run.path.absolute(), uuid.uuid4().hex
     (run / TOKEN).parent.mkdir(mode=0o700, exist_ok=True)
@@ -132,7 +132,7 @@ def _told(begun: Begun) -> dict[str, Any]:
 
 
 def _join(
-    told: Mapping[str, Any],
+    announced: Mapping[str, Any],
     resolved: Resolved,
     launch: Launch | None,
     group: Group,
@@ -140,8 +140,8 @@ def _join(
     stack: ExitStack,
 ) -> Begun:
     """The first process's run, with records of this process's own."""
-    run, checkpoint = RunDir(Path(told["run"])), told["checkpoint"] and Path(told["checkpoint"])
-    _check_shared(run, told["token"], group)
+    run, checkpoint = RunDir(Path(announced["run"])), announced["checkpoint"] and Path(announced["checkpoint"])
+    _check_shared(run, announced["token"], group)
     if changes := changed(run.config(), resolved.config, OWN):
         raise UserError(
             f"the config differs from that of {group.main.name(0)}: {'; '.join(changes)}. Give all processes the same "
@@ -241,4 +241,4 @@ def _check_shared(run: RunDir, token: str, group: Group) -> None:
                 "that all machines share, under the same path"
             )
         progressed()
-        time.sleep(LOOK)
+        time.sleep(POLL)

@@ -1,31 +1,22 @@
 """Check everything about a run before memory is allocated and weights are read."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+import json
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from rptrain.checkpoint import eos
-from rptrain.checkpoint.adapter import Adapter
-from rptrain.checkpoint.adapter import AdapterFiles
-from rptrain.checkpoint.adapter import base_name
-from rptrain.checkpoint.base_files import BaseFile
-from rptrain.checkpoint.base_files import CONFIG
-from rptrain.checkpoint.base_files import base_files
-from rptrain.checkpoint.base_files import check_base_files
-from rptrain.checkpoint.base_files import check_links
-from rptrain.checkpoint.base_files import left_out
+from typing import Any
+
+import torch
+
+from rptrain.checkpoint.adapter import Adapter, AdapterFiles, base_name
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config
-from rptrain.data import padding
+from rptrain.data import eos, padding
 from rptrain.data.amount import amount_of
-from rptrain.data.datasets import batches_of
-from rptrain.data.datasets import find_tokenizer
-from rptrain.data.datasets import training_set
-from rptrain.data.datasets import validation_set
-from rptrain.data.excerpt import PLANNING
-from rptrain.data.excerpt import excerpt
-from rptrain.data.loader import Batches
-from rptrain.data.loader import RANDOM
+from rptrain.data.datasets import batches_of, find_tokenizer, training_set, validation_set
+from rptrain.data.excerpt import PLANNING, excerpt
+from rptrain.data.loader import RANDOM, Batches
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import load_template
 from rptrain.data.tokens import Stream
@@ -33,34 +24,24 @@ from rptrain.engine.distributed.share import Share
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
 from rptrain.kernels.toolchain import try_out
+from rptrain.machine.hardware import Hardware, here
+from rptrain.models.base_files import CONFIG, BaseFile, base_files, check_base_files, check_links, left_out
 from rptrain.models.spec import ModelSpec
 from rptrain.models.transforms import balance
 from rptrain.models.weights import pretrained
-from rptrain.planner import auto
-from rptrain.planner import short_steps
+from rptrain.planner import auto, short_steps
 from rptrain.planner.advice import advise
-from rptrain.planner.choose import DTYPES
 from rptrain.planner.choose import RunPlan
-from rptrain.planner.hardware import Hardware
-from rptrain.planner.hardware import here
 from rptrain.planner.length import total_steps
-from rptrain.planner.memory import MemoryPlan
-from rptrain.planner.memory import plan_run
-from rptrain.planner.model import find_files
-from rptrain.planner.model import for_hardware
-from rptrain.planner.model import lora_settings
-from rptrain.planner.model import trained_shape
-from rptrain.planner.model import training_model
-from rptrain.planner.refusals import adapter_of
+from rptrain.planner.memory import MemoryPlan, plan_run
 from rptrain.planner.timings import Conditions
+from rptrain.preflight.checks import adapter_of
+from rptrain.preflight.model import find_files, for_hardware, lora_settings, trained_shape, training_model
 from rptrain.runs.folder.run_dir import RunDir
+from rptrain.utils.dtypes import DTYPES
 from rptrain.utils.errors import UserError
 from rptrain.utils.limited import end_idle
 from rptrain.utils.phases import phase
-from typing import Any
-import json
-import logging
-import torch
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +81,7 @@ class Job:
     @property
     def device_limit(self) -> int | None:
         """Memory limit for tensors per GPU, in bytes."""
-        return self.hardware.room
+        return self.hardware.tensor_bytes
 
     @property
     def chat_template(self) -> str | None:

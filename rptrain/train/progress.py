@@ -1,28 +1,33 @@
-"""The display of training's progress: a bar on a terminal, lines elsewhere."""
+"""The display of a run: what it trains, in a line each; then a bar on a terminal, lines elsewhere."""
 
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from rich.console import Console
 
+from rptrain.engine.distributed.peers import Peers
+from rptrain.planner.short_steps import tokens_of
+from rptrain.planner.text import describe_stages, model_sentence
 from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records.events import BestLoaded, Event, LossesRepeated, Resumed, Step
 from rptrain.runs.records.lanes import Phase
 from rptrain.runs.records.loss_change import finished_sentence
 from rptrain.runs.view.pace import REPORTS, SHORTEST
 from rptrain.runs.view.run_view import RunView
+from rptrain.train.job import Job
 from rptrain.utils.console import console as standard_console
 from rptrain.utils.phase_display import PhaseDisplay
 from rptrain.utils.phases import Phase as LongPhase
-from rptrain.utils.text import counted
-from rptrain.utils.units import format_duration, format_loss, format_rate
+from rptrain.utils.text import counted, one_line
+from rptrain.utils.units import format_duration, format_loss, format_rate, format_seconds
 
-TOLD = (BestLoaded, Resumed, LossesRepeated)
+NOTED = (BestLoaded, Resumed, LossesRepeated)  # printed, too, though they are no warnings
 
 
 class ProgressDisplay(PhaseDisplay):
@@ -79,18 +84,29 @@ class ProgressDisplay(PhaseDisplay):
         if not self._has_bar:
             return
         text = f"step {self._done}/{self._total}"
-        if recent := tuple(self._recent):  # in the thread that looks at phases, too
+        if recent := tuple(self._recent):  # in the thread that polls phases, too
             text = describe(recent, self._total, self._done, self._step)
         if self._phase != "training":
             text = f"{text}  {self._phase}"
         self._draw(text, self._done, self._total)
 
 
-def record(log: EventLog, progress: ProgressDisplay, event: Event) -> None:
-    """Writes a record. Prints its sentence if it is a warning or an error, or one of TOLD."""
-    log.write(event)
-    if (sentence := event.sentence()) and (event.severity != "info" or isinstance(event, TOLD)):
-        progress.note(sentence)
+@dataclass(frozen=True)
+class Journal:
+    """The records of a run, the important ones of which are printed, too. Threads share it."""
+
+    log: EventLog
+    progress: ProgressDisplay
+
+    def emit(self, event: Event) -> None:
+        """Writes a record. Prints its sentence if it is a warning or an error, or one of NOTED."""
+        self.log.write(event)
+        if (sentence := event.sentence()) and (event.severity != "info" or isinstance(event, NOTED)):
+            self.progress.note(sentence)
+
+    def check(self) -> None:
+        """Raises RunDeleted if the run's folder was deleted."""
+        self.log.check()
 
 
 def closing_lines(run: Path) -> Iterator[str]:
@@ -128,3 +144,43 @@ def describe(
         rest = (step.time - first.time) / (step.step - first.step) * (total_steps - done)
         parts.append(f"ETA {format_duration(rest)}")
     return "  ".join(parts)
+
+
+def heading(run: RunDir, checkpoint: Path | None, job: Job, peers: Peers | None = None) -> Iterator[str]:
+    """The lines that are shown before the steps. `checkpoint`: the one that the run resumes. `peers`: of several
+    processes.
+    """
+    begin = "a new run" if checkpoint is None else f"resumed from {checkpoint.name}"
+    yield one_line(f"run    {run.path}, {begin}")
+    yield one_line(f"model  {model_sentence(job.config, job.spec)}, {_trained(job)}")
+    yield one_line(f"data   {_data(job)}")
+    yield one_line(f"plan   {_plan(job)}")
+    if peers is not None:
+        yield one_line(f"peers  {peers.world} processes; {peers.name(peers.rank)} listens at {peers.place}")
+
+
+def _trained(job: Job) -> str:
+    lora = job.config.adapters
+    if lora is not None:
+        return f"adapters of rank {lora.r}"
+    return "some weights frozen" if job.spec.frozen else "all weights trained"
+
+
+def _data(job: Job) -> str:
+    first, *others = job.config.data.train
+    more = f" and {counted(len(others), 'more set')}" if others else ""
+    sequences = f"{counted(len(job.sequences), 'sequence')} of {job.sequences.length:,} tokens"
+    held_out = "" if job.validation is None else f", {len(job.validation.sequences):,} for validation"
+    epochs = job.total_steps / job.batches.steps_per_epoch
+    times = f"{epochs:.1f} epochs" if epochs >= 0.95 else f"{epochs:.2g} of an epoch"
+    return f"{first.path}{more}: {sequences}{held_out}; {counted(job.total_steps, 'step')}, {times}"
+
+
+def _plan(job: Job) -> str:
+    plan, estimate, machine = job.plan.plan, job.plan.estimate, job.hardware.machine
+    devices = (
+        f"{machine.devices} × {machine.card.name}" if job.hardware.gpus else counted(machine.devices, "CPU worker")
+    )
+    tokens = tokens_of(job.config, job.batches.per_epoch)
+    speed = f"{format_seconds(estimate.period)} per step, {format_rate(tokens / estimate.period)}"
+    return f"{describe_stages(plan.stages)} on {devices}; estimated: {speed}"

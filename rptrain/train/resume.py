@@ -1,39 +1,28 @@
 """Resume a run: lock it, check that it would train to the same numbers, and restore its state from a checkpoint."""
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Self
+
 from rptrain.checkpoint import frozen
 from rptrain.checkpoint.adapter import Adapter
-from rptrain.checkpoint.atomic_dir import Damaged
-from rptrain.checkpoint.atomic_dir import STATE
-from rptrain.checkpoint.atomic_dir import set_aside
-from rptrain.checkpoint.base_files import BASE
+from rptrain.checkpoint.atomic_dir import BASE, STATE, Damaged, set_aside
 from rptrain.checkpoint.consistent import read_model
-from rptrain.checkpoint.processes import ALONE
-from rptrain.checkpoint.processes import Processes
-from rptrain.checkpoint.state import load_state
-from rptrain.checkpoint.state import read_state
+from rptrain.checkpoint.processes import ALONE, Processes
+from rptrain.checkpoint.state import load_state, read_state
 from rptrain.data import earlier
 from rptrain.data.notes import rules
 from rptrain.data.sequences import Sequences
 from rptrain.engine.store import UnitState
-from rptrain.models.locate import locate
-from rptrain.models.locate import read_config
-from rptrain.planner.refusals import check_resumable
+from rptrain.models.locate import locate, read_config
+from rptrain.preflight.checks import check_resumable
 from rptrain.runs.folder.event_log import EventLog
-from rptrain.runs.folder.run_dir import RunDir
-from rptrain.runs.folder.run_dir import forks
-from rptrain.runs.records.events import CheckpointDamaged
-from rptrain.runs.records.events import Event
+from rptrain.runs.folder.run_dir import RunDir, forks
+from rptrain.runs.records.events import CheckpointDamaged, Event
 from rptrain.train.job import Job
 from rptrain.utils.errors import UserError
-from typing import Any
-from typing import Self
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,21 @@
-"""One training run, from a config to the exported model: its processes, records, threads and memory."""
+"""One training run, from a config to the exported model."""
 
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
 
 from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
-from rptrain.planner.refusals import check_trackers
-from rptrain.runs.folder.control import Control, StopRequested
+from rptrain.preflight.checks import check_trackers
+from rptrain.runs.folder.control import StopRequested
 from rptrain.runs.folder.run_dir import RunDir
-from rptrain.runs.signals import PROCESS
-from rptrain.train.begin import Begun, begin_run, prepare_run, record_start, share
-from rptrain.train.group import Group, joined
-from rptrain.train.heading import heading
-from rptrain.train.progress import ProgressDisplay, record
-from rptrain.train.replan import with_recorded_times
-from rptrain.train.save import Saver
-from rptrain.train.setup import open_store
-from rptrain.train.telemetry import Telemetry
-from rptrain.train.trackers import Trackers
+from rptrain.train.begin import Begun, begin_run, prepare_run, share
+from rptrain.train.group import joined
+from rptrain.train.progress import ProgressDisplay, heading
+from rptrain.train.session import open_session
 from rptrain.train.trainer import Trainer
-from rptrain.train.watchdog import Watchdog, Watched
+from rptrain.train.watchdog import Watchdog
 from rptrain.utils.console import console
 from rptrain.utils.phase_display import PhaseDisplay
-
-PATIENCE = 60.0  # most seconds to wait for the telemetry or a tracker, neither of which is needed to train
+from rptrain.utils.signals import PROCESS
 
 
 def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None = None) -> RunDir:
@@ -60,7 +51,8 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
             for line in heading(begun.run, begun.checkpoint, begun.job, group.peers):
                 progress.note(line)
             try:
-                _trainer(begun, group, progress, watchdog, stack).run(begun.checkpoint)
+                session = open_session(begun, group, progress, watchdog, stack)
+                Trainer(session).run(begun.checkpoint)
             except StopRequested as stopped:
                 progress.note(f"{stopped}. {begun.end.how_to_resume()}")
             except KeyboardInterrupt as interrupt:
@@ -73,34 +65,3 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
                 raise
             raise raised from error
     return begun.run
-
-
-def _trainer(begun: Begun, group: Group, progress: ProgressDisplay, watchdog: Watchdog, stack: ExitStack) -> Trainer:
-    """Open everything that a run needs beside the engine. The stack closes it, after the end of the run is recorded."""
-    run, records, log, end = begun.run, begun.records, begun.log, begun.end
-    emit = partial(record, log, progress)
-    watched = Watched(
-        records.path, records.events_path, emit, log.check, end.record, lambda: run.saved_step, end.how_to_resume
-    )
-    stack.enter_context(watchdog.watching(watched))
-    log.listen(watchdog.hear)
-    job, measure = with_recorded_times(begun.job, records.path)
-    end.vram = min((gpu.limit for gpu in job.hardware.gpus), default=None)
-    patience = min(job.config.engine.stall_timeout or PATIENCE, PATIENCE)
-    if group.first:
-        followers = stack.enter_context(Trackers(job.config, run, emit, patience))
-        log.listen(followers.hear)
-        end.observers += (followers,)
-    telemetry = Telemetry(records.path, job.devices, emit, log.check, patience, run.saved_step)
-    stack.enter_context(telemetry)
-    end.observers += (telemetry,)
-    record_start(log, job, group.size, begun.earlier.trained)  # before memory is page-locked, which takes long
-    store = stack.enter_context(open_store(job))
-    end.saver = saver = stack.enter_context(
-        Saver(run, store.units, job.base, job.config.save, emit, log.check, group.saving)
-    )
-    control = Control(run.control_path if group.first else None, progress.note)
-    shared = group.shared(job.config)
-    return Trainer(
-        replace(begun, job=job), group, shared, progress, store, saver, control, telemetry, watchdog, measure=measure
-    )

@@ -5,22 +5,24 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from rptrain.checkpoint.base_files import BaseFile
 from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.checkpoint.run_states import checkpoints_by_loss
-from rptrain.checkpoint.state import prune, save_state
+from rptrain.checkpoint.state import Background, prune, save_state
 from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
 from rptrain.engine.snapshot import Snapshot
 from rptrain.engine.store import UnitState
+from rptrain.models.base_files import BaseFile
 from rptrain.runs.folder.run_dir import RunDir
-from rptrain.runs.records.events import CheckpointSaved, Event, SaveFailed
+from rptrain.runs.records.events import CheckpointSaved, SaveFailed
 from rptrain.train.job import Job
+from rptrain.train.progress import Journal
 from rptrain.train.validation import EarlyStopping
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.phases import Phase, during
@@ -32,13 +34,26 @@ class SaveCanceled(Exception):
     """A save was cancelled because the run ends immediately."""
 
 
+@dataclass(frozen=True)
+class _Saving:
+    """A save, as `Saver.begin` describes it. `paused`: the seconds for which training waited for its begin."""
+
+    step: int
+    meta: dict[str, Any]
+    began: float
+    paused: float
+    drained: float
+    done: Callable[[], None] | None
+    progress: Phase
+
+
 class Saver:
     """Writes a run's checkpoints in its own thread while training continues.
 
     Context manager: leaving it waits for the current save. Each checkpoint has `base`, the model's files besides its
-    weights, as they were when the run started. `emit` is called with events, from any thread. `check` is
-    called before files are written, and raises RunDeleted if the run's folder was deleted. If several `processes` train
-    the model, all save the same steps, and the first one removes old checkpoints.
+    weights, as they were when the run started. `journal` gets events, from any thread, and is checked before
+    files are written. If several `processes` train the model, all save the same steps, and the first one removes old
+    checkpoints.
     """
 
     def __init__(
@@ -47,13 +62,12 @@ class Saver:
         units: Sequence[UnitState],
         base: Mapping[str, BaseFile],
         config: Save,
-        emit: Callable[[Event], None],
-        check: Callable[[], None],
+        journal: Journal,
         processes: Processes = ALONE,
     ) -> None:
         self._processes = processes
         self._run, self._units, self._base, self._config = run, units, base, config
-        self._emit, self._check = emit, check
+        self._journal = journal
         self._pool = ThreadPoolExecutor(1, "saver")
         self.seconds = 0.0  # that the last save took
         self._current: tuple[int, Future[None], Phase] | None = None
@@ -81,7 +95,8 @@ class Saver:
             meta["loss_scale"] = {"scale": scale.scale, "before": scale.before, "good": scale.good}
         paused = time.perf_counter() - began
         progress = Phase(f"saving checkpoint-{step}")
-        future = self._pool.submit(self._save, snapshot, step, meta, began, paused, drained, done, progress)
+        saving = _Saving(step, meta, began, paused, drained, done, progress)
+        future = self._pool.submit(self._save, snapshot, saving)
         self._current = step, future, progress
 
     def poll(self) -> None:
@@ -98,7 +113,7 @@ class Saver:
             with during(progress):
                 future.result()
         except (OSError, UserError) as error:
-            self._emit(SaveFailed(step, describe(error)))
+            self._journal.emit(SaveFailed(step, describe(error)))
             if required:
                 raise
 
@@ -110,39 +125,26 @@ class Saver:
         """Wait for the current save, without an error if it fails. Returns whether it ended within `seconds`."""
         return self._current is None or not wait([self._current[1]], seconds).not_done
 
-    def _save(
-        self,
-        snapshot: Snapshot,
-        step: int,
-        meta: dict[str, Any],
-        began: float,
-        paused: float,
-        drained: float,
-        done: Callable[[], None] | None,
-        progress: Phase,
-    ) -> None:
+    def _save(self, snapshot: Snapshot, saving: _Saving) -> None:
         try:
             with snapshot:
-                self._check()
+                self._journal.check()
                 path = save_state(
                     self._run.checkpoints_path,
                     self._units,
-                    step=step,
-                    meta=meta,
+                    step=saving.step,
+                    meta=saving.meta,
                     base=self._base,
-                    order=snapshot.order,
-                    release=snapshot.release,
-                    proceed=self._proceed,
+                    background=Background(snapshot.order, snapshot.release, self._proceed, saving.progress),
                     processes=self._processes,
-                    progress=progress,
                 )
-            self.seconds = seconds = time.perf_counter() - began
-            paused = min(paused + snapshot.waited, seconds)
-            self._emit(CheckpointSaved(step, str(path), seconds, paused, drained + paused))
+            self.seconds = seconds = time.perf_counter() - saving.began
+            paused = min(saving.paused + snapshot.waited, seconds)
+            self._journal.emit(CheckpointSaved(saving.step, str(path), seconds, paused, saving.drained + paused))
             self._prune(self._config.save_total_limit)
         finally:
-            if done is not None:
-                done()
+            if saving.done is not None:
+                saving.done()
 
     def _prune(self, keep: int | None) -> None:
         if not self._processes.first:  # nor may others read checkpoints that the first one removes
@@ -156,7 +158,7 @@ class Saver:
     def _proceed(self) -> None:
         if self._canceled.is_set():
             raise SaveCanceled
-        self._check()
+        self._journal.check()
 
     def __enter__(self) -> Self:
         self._prune(None)  # what a killed save left: there may be no other save

@@ -15,7 +15,6 @@ import torch
 from rptrain.engine.engine import Engine
 from rptrain.engine.failures import gpu_failure
 from rptrain.engine.recorder import Activity, LaneState
-from rptrain.engine.store import available_bytes
 from rptrain.engine.trace import Span
 from rptrain.runs.records.events import Event, MemoryLow, Slots, SlotTime, TelemetryFailed
 from rptrain.runs.records.lanes import FILE, OLD_FILE, LaneRecord, OptimizerState, Phase, Snapshot, StepNumbers, Work
@@ -24,6 +23,7 @@ from rptrain.runs.records.timeline import StepTimeline, window
 from rptrain.runs.view.usage import progress_of
 from rptrain.schedule.plan import Slot
 from rptrain.utils.errors import RunDeleted, UserError, describe
+from rptrain.utils.host_memory import available_bytes
 from rptrain.utils.liveness import progressed
 from rptrain.utils.nvml import Driver, GpuStatus
 from rptrain.utils.phases import current

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rptrain.config.schema import Config
-from rptrain.planner.refusals import TRACKERS
+from rptrain.preflight.checks import TRACKERS
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records.events import Evaluation, Event, Step, TrackerFailed
 from rptrain.utils.errors import describe
@@ -20,7 +20,7 @@ from rptrain.utils.paths import inside
 
 Log = Callable[[Mapping[str, float], int], None]  # values by metric name; step
 Close = Callable[[], object]
-LOOK = 0.02  # seconds between two looks at a tracker that is waited for
+POLL = 0.02  # seconds between two checks of a tracker that is waited for
 
 
 class Trackers:
@@ -101,7 +101,7 @@ class _Tracker:
             if time.monotonic() > until:
                 return False
             progressed()  # the run waits on purpose
-            time.sleep(LOOK)
+            time.sleep(POLL)
         return True
 
     def _main(self) -> None:

@@ -10,42 +10,45 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from rptrain.checkpoint.base_files import BASE
-from rptrain.checkpoint.export import export_store
-from rptrain.engine.distributed.peers import Shared
+from rptrain.checkpoint.atomic_dir import BASE
+from rptrain.checkpoint.export import ModelInMemory, export_store
 from rptrain.engine.engine import Engine
 from rptrain.engine.meter import Meter
-from rptrain.engine.store import ModelStore
 from rptrain.inference.evaluate import ask_questions
 from rptrain.kernels.compiling import COMPILED
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.carried import NOTHING, Carried
 from rptrain.planner.short_steps import tokens_of
-from rptrain.runs.folder.control import LOOK, Commands, Control, StopRequested
+from rptrain.runs.folder.control import POLL, Commands, StopRequested
 from rptrain.runs.records import events
-from rptrain.runs.records.lanes import Phase, StepNumbers
-from rptrain.runs.signals import PROCESS
+from rptrain.runs.records.lanes import StepNumbers
 from rptrain.train import validation
-from rptrain.train.begin import Begun, record_plan
-from rptrain.train.best import load_best
-from rptrain.train.clock import Clock, StepTimes, Throughput
-from rptrain.train.group import Group, ShareTimes
+from rptrain.train.begin import record_plan
+from rptrain.train.end import Stopping
+from rptrain.train.group import ShareTimes
 from rptrain.train.job import Job
 from rptrain.train.lr import learning_rate
-from rptrain.train.nonfinite import RESTART_ADVICE, SkippedSteps
-from rptrain.train.progress import ProgressDisplay, closing_lines, record
-from rptrain.train.repeats import RepeatedSteps
+from rptrain.train.progress import closing_lines
 from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile
 from rptrain.train.resume import restore
-from rptrain.train.running_step import RunningStep, step_phase
-from rptrain.train.save import Saver, checkpoint_meta
-from rptrain.train.setup import initial_hashes, load_weights, open_engine, starting_scale
-from rptrain.train.stopping import Stopping
-from rptrain.train.telemetry import Telemetry, slots
-from rptrain.train.watchdog import Watchdog
+from rptrain.train.save import checkpoint_meta
+from rptrain.train.session import Session, initial_hashes, load_weights, open_engine, starting_scale
+from rptrain.train.steps import (
+    RESTART_ADVICE,
+    Clock,
+    RepeatedSteps,
+    RunningStep,
+    SkippedSteps,
+    StepTimes,
+    Throughput,
+    step_phase,
+)
+from rptrain.train.telemetry import slots
+from rptrain.train.validation import load_best
 from rptrain.utils.errors import TrainingError
 from rptrain.utils.page_locks import locking_advice
 from rptrain.utils.phases import during, phase
+from rptrain.utils.signals import PROCESS
 from rptrain.utils.text import counted
 from rptrain.utils.units import format_score
 
@@ -53,33 +56,21 @@ from rptrain.utils.units import format_score
 class Trainer:
     """One run in progress: `run` is the whole run, `_loop` its steps, `_after_step` what happens between two steps."""
 
-    def __init__(
-        self,
-        begun: Begun,
-        group: Group,
-        shared: Shared | None,
-        progress: ProgressDisplay,
-        store: ModelStore,
-        saver: Saver,
-        control: Control,
-        telemetry: Telemetry,
-        watchdog: Watchdog,
-        *,
-        measure: bool,
-    ) -> None:
-        self._job, self._run, self._records, self._log = begun.job, begun.run, begun.records, begun.log
-        self._group, self._shared, self._progress, self._store = group, shared, progress, store
-        self._emit = partial(record, begun.log, progress)
-        self._saver, self._control, self._telemetry = saver, control, telemetry
-        self._watchdog, self._end = watchdog, begun.end
-        self._measure = measure  # some steps, to plan the others with their times
+    def __init__(self, session: Session) -> None:
+        begun = session.begun
+        self._session, self._group, self._store = session, session.group, session.store
+        self._job, self._run, self._log, self._end = begun.job, begun.run, begun.log, begun.end
+        self._progress, self._emit, self._saver = session.progress, session.journal.emit, session.saver
+        self._control, self._telemetry, self._watchdog = session.control, session.telemetry, session.watchdog
         self._done = 0  # steps before the engine was opened
         self._applied = 0  # how many of these were not skipped
         self._loss_scale = starting_scale(begun.job)  # when the engine is opened
         self._last = begun.job.total_steps  # the last step; early stopping makes it an earlier one
         self._running = deque[RunningStep]()  # steps that were submitted, until they are reported
         timeout = begun.job.config.save.stop_timeout
-        self._stopping = Stopping(timeout, progress.note, lambda: begun.run.saved_step, alone=group.size == 1)
+        self._stopping = Stopping(
+            timeout, self._progress.note, lambda: begun.run.saved_step, alone=self._group.size == 1
+        )
         self._next = 0  # steps that were submitted
         self._earlier = begun.earlier.steps
         self._repeats = RepeatedSteps(self._earlier, begun.job.total_steps, self._emit)
@@ -88,12 +79,12 @@ class Trainer:
         self._made = 0  # kernels that were compiled or loaded until the end of the last step
         self._compiled = 0  # kernels that were compiled until the last report
         self._step_times = StepTimes(COMPARED)
-        self._share_times = ShareTimes(group, self._emit)
+        self._share_times = ShareTimes(self._group, self._emit)
         self._starved = 0.0  # seconds in which devices of the engine have waited for updates so far
         self._skipped = SkippedSteps(begun.job, self._emit)
         self._early_stopping = validation.EarlyStopping(begun.job.config.train.early_stopping_patience)
         self._validated: tuple[int, float | None] = (0, None)  # a step, and the validation loss after it
-        self._locking_told = False
+        self._locking_noted = False
         self._frozen: dict[str, Any] | None = None  # what checkpoints record about frozen weights
 
     def run(self, checkpoint: Path | None) -> None:
@@ -101,7 +92,7 @@ class Trainer:
         job = self._job
         COMPILED.watch()
         record_plan(self._log, job)
-        with self._doing("loading"):
+        with self._session.doing("loading"):
             self._load(checkpoint)
         if self._done == 0:
             self._ask_questions(0)
@@ -114,7 +105,7 @@ class Trainer:
         self._log.check()
         state = self._last, self._loss_after(self._last)
         if job.config.save.load_best_model_at_end:
-            with self._doing("loading"):
+            with self._session.doing("loading"):
                 state = load_best(self._run, self._store.units, self._last, self._emit, self._group.main)
         with phase("checking the weights", unit=""):
             name = pretrained.not_finite(job.spec, self._store.held, self._store.in_memory)
@@ -132,7 +123,7 @@ class Trainer:
     def _train(self) -> None:
         """Run the remaining steps. If that is worthwhile, the first ones choose the plan of the others."""
         self._next = self._done
-        if self._measure and is_worthwhile(self._job, self._job.total_steps - self._done):
+        if self._session.measure and is_worthwhile(self._job, self._job.total_steps - self._done):
             self._choose_plan()
         if self._next < self._last:
             with self._open_engine() as engine:
@@ -216,7 +207,7 @@ class Trainer:
         Raises KeyboardInterrupt after these were saved.
         """
         with during(step.first or step_phase(engine, step.index, step.step)) as waiting:
-            while not engine.ended(step.index, LOOK):
+            while not engine.ended(step.index, POLL):
                 if self._stopping.drops(step.step, engine.progress(step.index), self._saver.seconds):
                     self._drop(engine)
                     return
@@ -312,7 +303,7 @@ class Trainer:
     def _validate(self, engine: Engine, step: int) -> None:
         """Record the validation loss. If early stopping ends the run, this step becomes the last one."""
         assert self._job.validation is not None
-        with self._doing("evaluating"):
+        with self._session.doing("evaluating"):
             loss = validation.loss(engine, self._job.validation, partial(self._watchdog.heartbeat, step))
         loss, *_ = self._group.main.gather(loss)  # other CPUs may add in another order, and all must stop together
         self._validated = step, loss
@@ -331,11 +322,11 @@ class Trainer:
 
     def _commands(self) -> Commands:
         """The commands to any of the processes."""
-        return self._group.agreed(self._control.look())
+        return self._group.agreed(self._control.read())
 
     def _pause(self, engine: Engine, step: int) -> Commands:
         """Wait until the pause ends, and return the commands then. SAVE commands are obeyed meanwhile."""
-        with self._doing("paused"):
+        with self._session.doing("paused"):
             paused = events.Paused(step)
             self._log.write(paused)
             self._progress.note(paused.sentence())
@@ -344,13 +335,13 @@ class Trainer:
                     self._save(engine, step, required=False)
                 self._saver.poll()
                 self._watchdog.heartbeat(step)
-                time.sleep(LOOK)
+                time.sleep(POLL)
             self._log.write(events.Continued(step))
             return commands
 
     def _save(self, engine: Engine, step: int, *, required: bool, drained: float = 0.0) -> None:
         """Begin a checkpoint; wait for it if it is `required`. `drained`: see `Saver.begin`."""
-        with self._doing("saving"):
+        with self._session.doing("saving"):
             done = self._control.take() if self._control.saves else None
             loss = self._loss_after(step)
             meta = checkpoint_meta(self._job, self._frozen, self._early_stopping, loss)
@@ -382,12 +373,12 @@ class Trainer:
                 loss_scale=self._loss_scale,
                 meter=meter,
                 watched=True,
-                shared=self._shared,
+                shared=self._session.shared,
             )
         self._starved = 0.0
-        if (locking := engine.locking).missing and not self._locking_told:
+        if (locking := engine.locking).missing and not self._locking_noted:
             self._emit(events.MemoryNotLocked(locking.locked, locking.copied, locking_advice()))
-            self._locking_told = True
+            self._locking_noted = True
         telemetry, watchdog = self._telemetry, self._watchdog
         with (
             engine,
@@ -415,18 +406,12 @@ class Trainer:
         """Record the measured times of a plan that stays in use, for later plans."""
         if candidate is not None:
             self._log.check()
-            candidate.timings.save(self._records.path)
+            candidate.timings.save(self._session.begun.records.path)
 
     def _learning_rate(self, step: int) -> float:
         optim, total = self._job.config.optim, self._job.total_steps
         kind, warmup = optim.lr_scheduler_type, optim.warmup_steps
         return learning_rate(step, base=optim.learning_rate, kind=kind, warmup_steps=warmup, total_steps=total)
-
-    @contextmanager
-    def _doing(self, phase: Phase) -> Iterator[None]:
-        """Tell the telemetry, the watchdog and the display what the run does."""
-        with self._telemetry.doing(phase), self._watchdog.doing(phase), self._progress.doing(phase):
-            yield
 
     # ---- start and end of the run
 
@@ -455,7 +440,7 @@ class Trainer:
         count = self._job.config.eval.questions
         if not count:
             return
-        with self._doing("evaluating"), self._group.main.together():
+        with self._session.doing("evaluating"), self._group.main.together():
             if not self._group.first:
                 return
             job = self._job
@@ -473,7 +458,7 @@ class Trainer:
         """Exports the model, which has the state after this step, with this validation loss."""
         job = self._job
         self._log.check()
-        with self._doing("exporting"), self._group.main.together():
+        with self._session.doing("exporting"), self._group.main.together():
             if not self._group.first:
                 return
             base = self._run.checkpoints()[-1] / BASE
@@ -481,17 +466,18 @@ class Trainer:
             carried = NOTHING
             if job.files is not None and self._frozen is not None:
                 carried = Carried(job.files.carried, self._frozen.get("carried", {}))
-            to, dtype = self._run.model_path, job.config.model.dtype
-            export_store(
-                *(view, job.spec, base, to, dtype),
+            model = ModelInMemory(
+                view,
+                job.spec,
                 adapter=job.adapter,
                 base_weights=(self._frozen or {}).get("stored", {}),
                 carried=carried,
                 ends=job.ends,
+                chat_template=job.chat_template,
                 step=step,
                 loss=loss,
-                chat_template=job.chat_template,
             )
+            export_store(model, base, self._run.model_path, job.config.model.dtype)
 
 
 def _is_due(step: int, every: int) -> bool:

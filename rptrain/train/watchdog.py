@@ -21,18 +21,18 @@ from typing import NoReturn, Self
 
 from rptrain.config.schema import Engine as EngineConfig
 from rptrain.runs.records.events import CheckpointSaved, Event, Failed, Stalled, Stopped, last_record
-from rptrain.runs.signals import INTERRUPTED
 from rptrain.utils.errors import RunDeleted, UserError
 from rptrain.utils.liveness import idle_seconds, progressed
 from rptrain.utils.native_watchdog import Ending, NativeWatchdog
 from rptrain.utils.paths import inside
+from rptrain.utils.signals import INTERRUPTED
 from rptrain.utils.text import is_terminal
 
 GRACE = 5.0  # seconds
-HELD = 3.0  # seconds until stacks are shown without the interpreter lock
+BLOCKED = 3.0  # seconds until stacks are shown without the interpreter lock
 CLOSING = 60.0  # most seconds without progress after the run has ended: nothing can be lost any more
 SHOW_CURSOR = "\x1b[?25h"  # the progress bar hides it
-LOOK = 1.0  # seconds between two checks whether a reported stall is over, and of what is seen after a late wake-up
+POLL = 1.0  # seconds between two checks whether a reported stall is over, and of what is seen after a late wake-up
 LATE = 1.0  # seconds by which this thread wakes up late if the process was stopped, or its interpreter lock was held
 STACKS = signal.SIGRTMAX - 1  # shows the stacks of all threads
 
@@ -214,7 +214,7 @@ class Watchdog:
         self._native.prepare(Ending.STALLED, code, self._cursor + self._message(), stalled)
         self._native.prepare(Ending.INTERRUPTED, INTERRUPTED, message, interrupted)
         ends = self._limit if self._ends else 0
-        self._native.limit(ends and ends + GRACE, ends and ends + HELD, STACKS)
+        self._native.limit(ends and ends + GRACE, ends and ends + BLOCKED, STACKS)
 
     # ---- the thread
 
@@ -227,7 +227,7 @@ class Watchdog:
                 left = self._limit - idle_seconds()
                 reported = reported and left <= 0
                 if self._limit == 0 or left > 0 or reported:
-                    self._wait(None if self._limit == 0 else LOOK if reported else left)
+                    self._wait(None if self._limit == 0 else POLL if reported else left)
                     continue
             reported = True
             try:
@@ -240,16 +240,16 @@ class Watchdog:
         began = time.monotonic()
         self._changed.wait(seconds)
         if seconds is not None and time.monotonic() - began > seconds + LATE and self._native is not None:
-            self._changed.wait(LOOK)  # for the thread in C, which knows whether the whole process was stopped
+            self._changed.wait(POLL)  # for the thread in C, which knows whether the whole process was stopped
 
     def _arm(self, seconds: float | None) -> None:
-        """Without the thread in C, show stacks and end the process HELD seconds later: this thread may then be unable
-        to run.
+        """Without the thread in C, show stacks and end the process BLOCKED seconds later: this thread may then be
+        unable to run.
         """
         if self._native is not None:
             return
         if seconds is not None and self._ends:
-            faulthandler.dump_traceback_later(seconds + HELD, exit=True, file=2)
+            faulthandler.dump_traceback_later(seconds + BLOCKED, exit=True, file=2)
         elif self._ends_process:
             faulthandler.cancel_dump_traceback_later()
 

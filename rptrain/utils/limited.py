@@ -30,7 +30,7 @@ T = TypeVar("T")
 SECONDS = 5.0  # processor time of one item
 MEMORY = 1 << 30  # bytes
 IDLE, GRACE = 30.0, 5.0  # seconds without work, and until a process that closed its output has ended
-HELD = 1 << 22  # bytes of answers that a child keeps, so that it works on while its parent does something else
+BUFFERED = 1 << 22  # bytes of answers that a child keeps, so that it works on while its parent does something else
 COUNT = Struct("Q")  # how the items that are done are counted, in memory that a child shares with its parent
 COMMAND = (sys.executable, "-P", "-m", "rptrain.utils.limited")  # without the current directory on the path
 # One thread for each library, and no allocators of their own: they reserve address space, which the limit counts.
@@ -275,16 +275,16 @@ def serve(asked: BinaryIO, answers: BinaryIO, counter: mmap) -> None:
             continue
         limit = _address_space() + memory
         resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
-        held = bytearray()
+        buffer = bytearray()
         for answer in _limited(function, given, seconds, counter, setup):
-            if len(held) + len(answer) < HELD:
-                held += answer
+            if len(buffer) + len(answer) < BUFFERED:
+                buffer += answer
                 continue
-            answers.write(held)
-            held.clear()
+            answers.write(buffer)
+            buffer.clear()
             answers.write(answer)
             answers.flush()
-        answers.write(held)
+        answers.write(buffer)
         answers.flush()
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 

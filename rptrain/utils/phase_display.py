@@ -16,14 +16,14 @@ from rptrain.utils.phases import Phase, current
 LONG = 10.0  # seconds after which a phase that has ended has a line
 PERIOD = 10.0  # seconds between two lines of a phase outside a terminal
 PERIOD_KEY = "RPTRAIN_PHASE_PERIOD"  # of the environment: another PERIOD, which the interface sets; 0: no lines
-LOOK = 0.25  # seconds between two looks
+POLL = 0.25  # seconds between two updates
 PARTS = 1000  # of the bar
 
 
 class PhaseDisplay(TerminalBar):
     """Shows the phase that the process is in, once it has lasted SHORT seconds. The bar is erased when it ends.
 
-    Context manager: owns a thread, which looks at the phases. By default, it shows them on standard error.
+    Context manager: owns a thread, which polls the phases. By default, it shows them on standard error.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PhaseDisplay(TerminalBar):
         self._thread = threading.Thread(target=self._main, name="phases", daemon=True)
         self._looking = threading.Lock()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Show the current phase."""
         with self._looking:
             before, now = self._at, current()
@@ -84,8 +84,8 @@ class PhaseDisplay(TerminalBar):
         return True
 
     def _main(self) -> None:
-        while not self._ending.wait(LOOK):
-            self.look()
+        while not self._ending.wait(POLL):
+            self.poll()
 
     def __enter__(self) -> Self:
         if self._shown:
@@ -96,5 +96,5 @@ class PhaseDisplay(TerminalBar):
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
-        self.look()
+        self.poll()
         self._hide()

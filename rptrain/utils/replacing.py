@@ -12,6 +12,8 @@ from typing import BinaryIO
 
 from rptrain.utils.files import change_mode, naming
 
+PARTIAL = ".rptrain-partial"  # suffix of hidden files and folders that are not complete yet
+
 
 def remove_unfinished(folder: Path) -> None:
     """Removes what `replacing` left in a folder when its process was killed. Nobody may be writing there."""

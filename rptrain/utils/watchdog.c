@@ -21,7 +21,7 @@ enum { STALLED, INTERRUPTED, ENDS };
 enum { SIGNALS = 3, LOOK = 500, TAIL = 65536 }; /* LOOK: milliseconds between two looks at the clock */
 #define LATE 1000000000 /* nanoseconds by which a look is late if the whole process was stopped: SIGSTOP, a paused host */
 #define SHOW_CURSOR "\x1b[?25h"
-#define TOGETHER 200000000 /* nanoseconds within which signals count once, as in runs/signals.py */
+#define TOGETHER 200000000 /* nanoseconds within which signals count once, as in utils/signals.py */
 #define WRITING 1000000000                      /* nanoseconds that an end may write: a dead disk may never return */
 
 typedef struct {

@@ -21,8 +21,8 @@ from rptrain.bench.idle import CAUSES, gaps
 from rptrain.bench.memory import Peak
 from rptrain.bench.report import Report
 from rptrain.config.resolve import resolve
+from rptrain.machine.hardware import Gpu
 from rptrain.planner.choose import LIBRARIES
-from rptrain.planner.hardware import Gpu
 from rptrain.schedule.plan import Plan
 from tests.cases import long
 
@@ -265,7 +265,7 @@ def test_auto_values_are_resolved():
 
 def test_a_gpu_is_reported_with_what_was_planned_for_it(monkeypatch):
     found = measured("engine.replan=false")
-    gpu = Gpu("cuda:0", context=500, room=7000, source="engine.vram_limit", most=9000)
+    gpu = Gpu("cuda:0", context=500, tensor_bytes=7000, source="engine.vram_limit", most=9000)
     hardware = replace(found.job.hardware, gpus=(gpu,))
     monkeypatch.setattr(report, "device_kind", lambda name: f"kind of {name}")
     found = replace(

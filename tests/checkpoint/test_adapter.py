@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import Adapter, check, read
 from rptrain.checkpoint.atomic_dir import written_aside
-from rptrain.checkpoint.export import export_store
+from rptrain.checkpoint.export import ModelInMemory, export_store
 from rptrain.checkpoint.verify import verify_adapter
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
@@ -255,7 +255,8 @@ def test_what_was_written_wrong_is_no_export(base, change, message, tmp_path, mo
 
     monkeypatch.setattr(safetensors_io, "write", planted)
     with pytest.raises(UserError, match=message):
-        export_store(model.view, model.spec, directory, tmp_path / "a", adapter=Adapter(settings, str(directory)))
+        made = ModelInMemory(model.view, model.spec, Adapter(settings, str(directory)))
+        export_store(made, directory, tmp_path / "a")
     assert not list(tmp_path.iterdir())
 
 

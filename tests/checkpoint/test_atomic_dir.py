@@ -11,7 +11,6 @@ import pytest
 from rptrain.checkpoint.atomic_dir import (
     MANIFEST,
     MARK,
-    PARTIAL,
     REPLACED,
     DiskFull,
     check_hash,
@@ -24,6 +23,7 @@ from rptrain.checkpoint.atomic_dir import (
     written_aside,
 )
 from rptrain.utils.errors import UserError
+from rptrain.utils.replacing import PARTIAL
 
 from ..refusals import Refusals
 

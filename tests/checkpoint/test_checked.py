@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from rptrain.checkpoint import adapter, checked
 from rptrain.checkpoint.atomic_dir import MANIFEST
 from rptrain.checkpoint.export import export
+from rptrain.inference.free_memory import free_memory
 from rptrain.inference.load import LoadedChat
 from rptrain.models.weights import pretrained
-from rptrain.planner.room import free_room
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.utils import file_digests
 from rptrain.utils.errors import UserError
@@ -78,7 +78,7 @@ def refused(source: Path, match: str) -> None:
     with pytest.raises(UserError, match=match):
         answer(source)
     with pytest.raises(UserError, match=match):
-        LoadedChat(source, free_room())
+        LoadedChat(source, free_memory())
 
 
 def forget_weights(directory: Path) -> None:

@@ -1,20 +1,20 @@
 """Checkpoints whose files have the right hashes and contradict each other: export, generate and resume refuse them."""
 
+import json
+import shutil
 from hashlib import sha256
 from itertools import product
-from rptrain.checkpoint.atomic_dir import Damaged
-from rptrain.checkpoint.atomic_dir import MANIFEST
-from rptrain.checkpoint.atomic_dir import STATE
+
+import pytest
+import torch
+
+from rptrain.checkpoint.atomic_dir import MANIFEST, STATE, Damaged
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.state import save_state
 from rptrain.models.transforms.freeze import freeze
 from rptrain.runs.records import events
 from tests import run_tools as tools
-import json
-import pytest
-import shutil
-import torch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 MOMENTS = ("fp32", "bf16", "int8")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from rptrain.checkpoint.atomic_dir import MANIFEST
-from rptrain.checkpoint.export import export, export_store
+from rptrain.checkpoint.export import ModelInMemory, export, export_store
 from rptrain.checkpoint.export_progress import loading_code
 from rptrain.checkpoint.state import save_state
 from rptrain.checkpoint.verify import verify
@@ -110,7 +110,7 @@ def test_a_model_in_memory_is_exported_with_its_base_models_files(spec, states, 
 
     units = states.make(spec, torch.float32)
     (model_dir / "generation_config.json").write_text('{"temperature": 0.5}')
-    to = export_store(lambda unit, name: units[unit].views[0][name], spec, model_dir, tmp_path / "m")
+    to = export_store(ModelInMemory(lambda unit, name: units[unit].views[0][name], spec), model_dir, tmp_path / "m")
     stored = load_file(to / "model.safetensors")
     expected = named(units, [unit.params[0] for unit in units])
     assert all(torch.equal(stored[name], tensor) for name, tensor in expected.items())
@@ -183,7 +183,7 @@ def test_generate_of_transformers_stops_on_the_ends_of_replies(spec, states, mod
     save_state(tmp_path / "run/checkpoints", units, step=2, meta=meta | {"ends": [end]})
     exported = export(tmp_path / "run", tmp_path / "exported")
     view = lambda unit, name: units[unit].views[0][name]  # noqa: E731
-    stored = export_store(view, spec, model_dir, tmp_path / "stored", ends=[end])
+    stored = export_store(ModelInMemory(view, spec, ends=[end]), model_dir, tmp_path / "stored")
     for directory in (exported, stored):
         assert json.loads((directory / "generation_config.json").read_text())["eos_token_id"] == [2, end]
         assert stopped(directory) == endless[:until]
@@ -245,7 +245,7 @@ def test_the_advice_holds_for_the_model_in_a_runs_folder(run, spec):
     (directory / "model/notes.txt").write_text("mine")
     base = directory / "checkpoints/checkpoint-10/base"
     with pytest.raises(UserError, match=r"it holds notes.txt, which was not exported: move it away$"):
-        export_store(lambda unit, name: units[unit].views[0][name], spec, base, directory / "model")
+        export_store(ModelInMemory(lambda unit, name: units[unit].views[0][name], spec), base, directory / "model")
     with pytest.raises(UserError, match="overlaps the run"):
         export(directory, directory / "model", force=True)
     assert (directory / "model/notes.txt").read_text() == "mine"
@@ -450,7 +450,7 @@ def test_a_model_with_nan_is_not_exported(spec, states, model_dir, tmp_path):
     units = states.make(spec)
     units[1].views[0]["qkv"][3, 4] = float("nan")
     with pytest.raises(UserError, match=r"layers.0.self_attn.q_proj.weight holds values that are infinite or not"):
-        export_store(lambda unit, name: units[unit].views[0][name], spec, model_dir, tmp_path / "m")
+        export_store(ModelInMemory(lambda unit, name: units[unit].views[0][name], spec), model_dir, tmp_path / "m")
     assert not list(tmp_path.glob("m*"))
 
 

@@ -15,7 +15,7 @@ from rptrain.checkpoint.atomic_dir import MANIFEST, STATE, Aside, Damaged, DiskF
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.processes import OtherFailed, Processes
-from rptrain.checkpoint.state import load_state, prune, save_state
+from rptrain.checkpoint.state import Background, load_state, prune, save_state
 from rptrain.checkpoint.unit_tensors import file_layout, header
 from rptrain.engine.distributed import share
 from rptrain.engine.distributed.share import Share
@@ -194,9 +194,8 @@ def test_units_are_released_also_where_nothing_of_them_is_saved(tmp_path, model_
     stores = divided("bfloat16", 4, whole("bfloat16"))
     released = [[] for _ in stores]
     assert any(state.own.start == state.own.stop for store in stores for state in store.units)
-    save(
-        stores, tmp_path / "c", model_dir, calls={rank: {"release": each.append} for rank, each in enumerate(released)}
-    )
+    calls = {rank: {"background": Background(release=each.append)} for rank, each in enumerate(released)}
+    save(stores, tmp_path / "c", model_dir, calls=calls)
     assert [sorted(each) for each in released] == [[*range(len(stores[0].units))]] * 4
 
 
@@ -270,9 +269,9 @@ def fail(error):
 
 
 FAILURES = {
-    "first": {0: {"proceed": lambda: fail(DiskFull("no room"))}},
-    "other": {2: {"proceed": lambda: fail(DiskFull("no room"))}},
-    "release": {1: {"release": lambda unit: fail(RuntimeError("broken"))}},
+    "first": {0: {"background": Background(proceed=lambda: fail(DiskFull("no room")))}},
+    "other": {2: {"background": Background(proceed=lambda: fail(DiskFull("no room")))}},
+    "release": {1: {"background": Background(release=lambda unit: fail(RuntimeError("broken")))}},
 }
 
 

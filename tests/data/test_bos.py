@@ -4,7 +4,7 @@ import pytest
 
 from rptrain.data import template
 from rptrain.data.formats import Example, Tally
-from rptrain.data.template import encode
+from rptrain.data.template import EncodeOptions, encode
 
 from .tokenizer import CHATML, make
 
@@ -27,7 +27,7 @@ def adding():
 def tokens(example, tokenizer, **options):
     """The text of all tokens, that of the supervised ones, and whether a BOS token was removed."""
     tally = Tally()
-    (document,) = encode([example], tokenizer, tally=tally, **options)
+    (document,) = encode([example], tokenizer, EncodeOptions(**options), tally=tally)
     assert tally.bad == 0
     return tokenizer.decode(document.ids), tokenizer.decode(document.ids[document.supervised]), tally.notes["bos"] == 1
 

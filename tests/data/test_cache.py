@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rptrain.config.schema import TrainSet
+from rptrain.config.schema import Data, TrainSet
 from rptrain.data import cache, formats, template
 from rptrain.data.formats import Tally
 from rptrain.data.loader import prepare
@@ -49,13 +49,10 @@ def reads(monkeypatch):
     return seen
 
 
-def go(folder, tokenizer, name="rows.jsonl", **options):
+def go(folder, tokenizer, name="rows.jsonl", seed=0, **options):
+    train = [TrainSet(path=str(folder / name))]
     return prepare(
-        sources=[TrainSet(path=str(folder / name))],
-        tokenizer=tokenizer,
-        max_length=options.pop("max_length", 64),
-        cache_dir=folder / "kept",
-        **options,
+        Data(train=train, cache_dir=str(folder / "kept"), **{"max_length": 64} | options), tokenizer, seed=seed
     )
 
 
@@ -70,10 +67,10 @@ def test_the_same_is_tokenized_once(folder, tokenizer, reads, caplog):
 
 def test_bad_rows_of_a_file_in_two_sets_count_once(folder, tokenizer):
     sets = [TrainSet(path=str(folder / "rows.jsonl"), weight=weight) for weight in (1.0, 2.0)]
-    rows = prepare(sources=sets, tokenizer=tokenizer, max_length=64, cache_dir=folder / "kept").rows
+    rows = prepare(Data(train=sets, max_length=64, cache_dir=str(folder / "kept")), tokenizer).rows
     assert (rows.bad, rows.total, len(rows.first)) == (1, 151, 1)
     sets = [sets[0], TrainSet(path=str(folder / "rows.jsonl"), format="messages")]
-    rows = prepare(sources=sets, tokenizer=tokenizer, max_length=64, cache_dir=folder / "kept").rows
+    rows = prepare(Data(train=sets, max_length=64, cache_dir=str(folder / "kept")), tokenizer).rows
     assert (rows.bad, rows.total) == (2, 302), "another format has other bad rows"
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rptrain.data.formats import Example, Tally, read
-from rptrain.data.template import encode
+from rptrain.data.template import EncodeOptions, encode
 from rptrain.utils.errors import UserError
 
 from .test_template import supervised_texts
@@ -50,7 +50,7 @@ def examples(tmp_path):
 
 def learned(example, tokenizer, template=None, **options):
     tally = Tally()
-    documents = list(encode([example], tokenizer, chat_template=template, tally=tally, **options))
+    documents = list(encode([example], tokenizer, EncodeOptions(chat_template=template, **options), tally=tally))
     return [supervised_texts(document, tokenizer) for document in documents], tally.first
 
 
@@ -60,7 +60,7 @@ def test_calls_of_tools_are_learned_and_their_answers_are_not(examples, tokenize
     (found,), _ = learned(example, tokenizer, TOOLS)
     call = '\n<call>add{"a": 2}</call><|im_end|>'
     assert found == [call, "it is two.<|im_end|>", "<think>\nlet me see" + call]
-    ids = next(iter(encode([example], tokenizer, chat_template=TOOLS))).ids
+    ids = next(iter(encode([example], tokenizer, EncodeOptions(chat_template=TOOLS)))).ids
     assert tokenizer.decode(ids).startswith('<|im_start|>system\n[{"type": "function"')
 
 

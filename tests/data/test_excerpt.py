@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rptrain.config.schema import Config, TrainSet
+from rptrain.config.schema import Config, Data, TrainSet
 from rptrain.data import excerpt as module
 from rptrain.data.amount import amount_of
 from rptrain.data.excerpt import Excerpt, Limits, excerpt
@@ -184,7 +184,7 @@ def test_the_amount_is_that_of_training(packing: bool, val_size: float, tmp_path
         path.write_text("".join(f"{chat(3 + (7 * number) % 90 + first)}\n" for number in range(60)))
     settings = config(*paths, weight=0.5, packing=packing, val_size=val_size)
     rows = prepare(
-        sources=settings.data.train, tokenizer=tokenizer, max_length=64, packing=packing, cache_dir=tmp_path / "c"
+        Data(train=settings.data.train, max_length=64, packing=packing, cache_dir=str(tmp_path / "c")), tokenizer
     )
     expected = Batches(split(rows, val_size, 0)[0] if val_size else rows, 1, 2, 0)
     for cached in (False, True):
@@ -203,7 +203,7 @@ def test_an_estimate_is_near(packing: bool, tmp_path: Path, tokenizer: object) -
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f"{chat(1 + (7 * number) % 30)}\n" for number in range(2000)))
     settings = config(path, packing=packing)
-    rows = prepare(sources=settings.data.train, tokenizer=tokenizer, max_length=64, packing=packing)
+    rows = prepare(Data(train=settings.data.train, max_length=64, packing=packing), tokenizer)
     path.write_text(path.read_text() + "\n")  # not in the cache
     found = amount_of(settings, read(settings, tokenizer))
     assert found is not None and not found.exact

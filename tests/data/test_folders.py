@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.config.schema import TrainSet
+from rptrain.config.schema import Data, TrainSet
 from rptrain.data import folders
 from rptrain.data.folders import choose
 from rptrain.data.loader import Batches, prepare
@@ -92,7 +92,7 @@ def test_files_that_are_not_taken_are_named(tmp_path, tokenizer, caplog):
     def go():
         caplog.clear()
         rows = prepare(
-            sources=[TrainSet(path=str(tmp_path))], tokenizer=tokenizer, max_length=64, cache_dir=tmp_path / ".kept"
+            Data(train=[TrainSet(path=str(tmp_path))], max_length=64, cache_dir=str(tmp_path / ".kept")), tokenizer
         )
         return rows.not_taken
 
@@ -103,7 +103,7 @@ def test_files_that_are_not_taken_are_named(tmp_path, tokenizer, caplog):
     assert line == f"{tmp_path}: 3 files ignored: {named}" and line in caplog.text
     more = TrainSet(path=str(tmp_path / "more.jsonl"))
     both = [TrainSet(path=str(tmp_path)), TrainSet(path=str(tmp_path), split="test"), more]
-    rows = prepare(sources=both, tokenizer=tokenizer, max_length=64, cache_dir=tmp_path / ".kept")
+    rows = prepare(Data(train=both, max_length=64, cache_dir=str(tmp_path / ".kept")), tokenizer)
     assert all("1 file ignored: old.jsonl.gz" in line for line in rows.not_taken)
     assert preview(Batches(rows, 1, 1, 0), tokenizer, 1).not_taken == rows.not_taken
 
@@ -130,7 +130,7 @@ def test_links_that_lead_out(tmp_path, tokenizer, caplog):
         followed = choose(folder, follow_links=True)
         assert [file.name for file in followed.files] == ["a.jsonl", "c.jsonl", "b.jsonl", "e.jsonl", "d.jsonl"]
         assert not followed.others
-    prepare(sources=[TrainSet(path=str(data))], tokenizer=tokenizer, max_length=64, cache_dir=tmp_path / "kept")
+    prepare(Data(train=[TrainSet(path=str(data))], max_length=64, cache_dir=str(tmp_path / "kept")), tokenizer)
     assert f"{data}: 2 files ignored: c.jsonl (a link that leads out of the data folder" in caplog.text
     assert choose(data / "c.jsonl").files and choose(f"{data}/c*.jsonl").files, "named by the user"
 

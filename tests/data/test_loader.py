@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-from rptrain.config.schema import TrainSet
+from rptrain.config.schema import Data, TrainSet
 from rptrain.data.loader import Batches, load_tokenizer, prepare
 from rptrain.data.progress import ReadProgress
 from rptrain.kernels.batch import IGNORED
@@ -124,23 +124,23 @@ def test_prepare_joins_sources(tokenizer, tmp_path):
     chat.write_text(json.dumps({"messages": messages}))
     text.write_text("one two three")
     sources = [TrainSet(path=str(chat)), TrainSet(path=str(text), format="text")]
-    rows = prepare(sources=sources, tokenizer=tokenizer, max_length=64)
+    rows = prepare(Data(train=sources, max_length=64), tokenizer)
     assert len(rows) == 1
     content = tokenizer.decode([token for token in tokens_of(rows)[1][0] if token != IGNORED])
     assert sorted(content.replace("<|im_end|>", "<|endoftext|>").split("<|endoftext|>")) == sorted(
         ["", "hi there", "ne two three"]
     )
-    everything = prepare(sources=sources, tokenizer=tokenizer, max_length=64, assistant_only_loss=False)
+    everything = prepare(Data(train=sources, max_length=64, assistant_only_loss=False), tokenizer)
     assert everything.supervised.sum() > rows.supervised.sum()
-    apart = prepare(sources=sources, tokenizer=tokenizer, max_length=64, packing=False)
+    apart = prepare(Data(train=sources, max_length=64, packing=False), tokenizer)
     assert len(apart) == 2 and apart.supervised.sum() == rows.supervised.sum()
 
 
 def test_random_rows_need_no_tokenizer():
-    rows = prepare(sources=[TrainSet(path="builtin:random")], max_length=32, vocab_size=50)
+    rows = prepare(Data(train=[TrainSet(path="builtin:random")], max_length=32), vocab_size=50)
     assert len(rows) == 256 and rows.length == 32 and rows.largest == 49
     assert rows.supervised.tolist() == [31] * 256 and rows.documents(7) == [32]
-    again = prepare(sources=[TrainSet(path="builtin:random")], max_length=32, vocab_size=50)
+    again = prepare(Data(train=[TrainSet(path="builtin:random")], max_length=32), vocab_size=50)
     assert again.content_hash == rows.content_hash
 
 
@@ -149,7 +149,7 @@ def test_padding_is_within_the_vocabulary(tokenizer, vocab_size, expected):
     padded = copy.deepcopy(tokenizer)
     padded.pad_token = padded.convert_ids_to_tokens(13)
     rows = prepare(
-        sources=[TrainSet(path="builtin:tasks", split="test")], tokenizer=padded, max_length=64, vocab_size=vocab_size
+        Data(train=[TrainSet(path="builtin:tasks", split="test")], max_length=64), padded, vocab_size=vocab_size
     )
     assert rows.pad_id == expected
 
@@ -164,7 +164,7 @@ def test_padding_is_within_the_vocabulary(tokenizer, vocab_size, expected):
 )
 def test_what_a_source_needs(source, reason):
     with pytest.raises(UserError, match=reason):
-        prepare(sources=[source], max_length=32)
+        prepare(Data(train=[source], max_length=32))
 
 
 @pytest.mark.parametrize(
@@ -178,14 +178,7 @@ def test_what_a_source_needs(source, reason):
 )
 def test_sources_that_do_not_exist(tokenizer, source, reason):
     with pytest.raises(UserError, match=reason):
-        prepare(sources=[source], tokenizer=tokenizer, max_length=32)
-
-
-def test_prepare_wants_data_and_room(tokenizer):
-    with pytest.raises(UserError, match="there is no data"):
-        prepare(sources=[], tokenizer=tokenizer, max_length=32)
-    with pytest.raises(UserError, match="a sequence has at least 2 tokens"):
-        prepare(sources=[TrainSet(path="builtin:random")], max_length=1, vocab_size=50)
+        prepare(Data(train=[source], max_length=32), tokenizer)
 
 
 def test_tokenizers_that_cannot_be_loaded(tmp_path):
@@ -207,7 +200,7 @@ def test_files_that_are_not_cached_are_reported(tmp_path, tokenizer, monkeypatch
         readings.clear()
         source = TrainSet(path=str(tmp_path / "data"))
         kept = tmp_path / "kept"
-        prepare(sources=[source], tokenizer=tokenizer, max_length=64, cache_dir=kept)
+        prepare(Data(train=[source], max_length=64, cache_dir=str(kept)), tokenizer)
         return [(one.file, one.number, one.files, one.rows) for one in readings if one.done]
 
     (tmp_path / "data").mkdir()

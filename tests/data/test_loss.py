@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 
-from rptrain.config.schema import TrainSet
+from rptrain.config.schema import Data, TrainSet
 from rptrain.data.loader import Batches, prepare
 
 from ..engine import plain, runs
@@ -32,7 +32,7 @@ def sources(tmp_path_factory):
 
 def loss(sources, tokenizer, *, packing, micro, workers):
     """Of the whole set in one step."""
-    rows = prepare(sources=sources, tokenizer=tokenizer, max_length=LENGTH, packing=packing)
+    rows = prepare(Data(train=sources, max_length=LENGTH, packing=packing), tokenizer)
     assert rows.trimmed.cut == 0 and rows.unsupervised.count == 0
     size = -(-len(rows) // 4) * 4
     batch = Batches(rows, micro, size, 0).batch(0)

@@ -8,7 +8,7 @@ import pytest
 from rptrain.data import templates
 from rptrain.data.formats import Example, Tally
 from rptrain.data.render import render_conversations
-from rptrain.data.template import encode, load_template
+from rptrain.data.template import EncodeOptions, encode, load_template
 from rptrain.utils.errors import UserError
 
 from .tokenizer import make
@@ -53,7 +53,7 @@ def written(tokenizer, template, messages, tools=None):
     """The text of a conversation, with its supervised parts in brackets."""
     tally = Tally()
     example = Example("f", 1, messages=messages, tools=tools)
-    documents = list(encode([example], tokenizer, chat_template=template, tally=tally))
+    documents = list(encode([example], tokenizer, EncodeOptions(chat_template=template), tally=tally))
     if tally.first:
         raise UserError(tally.first[0])
     text, before = "", False

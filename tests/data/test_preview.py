@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
-from rptrain.config.schema import TrainSet
+from rptrain.config.schema import Data, TrainSet
 from rptrain.data.loader import Batches, prepare
 from rptrain.data.preview import first_samples, preview, show
 from rptrain.utils.errors import UserError
@@ -32,7 +32,7 @@ CHATS = [
 def batches(tmp_path, tokenizer):
     rows = [{"messages": [{"role": role, "content": text} for role, text in chat]} for chat in CHATS]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    rows = prepare(sources=[TrainSet(path=str(tmp_path / "rows.jsonl"))], tokenizer=tokenizer, max_length=64)
+    rows = prepare(Data(train=[TrainSet(path=str(tmp_path / "rows.jsonl"))], max_length=64), tokenizer)
     return Batches(rows, 1, 1, 0)
 
 

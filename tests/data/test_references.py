@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rptrain.data.formats import Tally, read
-from rptrain.data.template import encode
+from rptrain.data.template import EncodeOptions, encode
 
 from . import wild
 
@@ -21,6 +21,6 @@ def test_the_same_tokens_are_learned(tokenizer, tmp_path, project, kind):
     expected = json.loads((FOLDER / f"{project}.json").read_text())[kind]
     tally = Tally()
     examples = read(tmp_path / "rows.jsonl", "auto", tally)
-    documents = list(encode(examples, tokenizer, chat_template=wild.TEMPLATES[project], tally=tally))
+    documents = list(encode(examples, tokenizer, EncodeOptions(chat_template=wild.TEMPLATES[project]), tally=tally))
     found = [np.where(document.supervised, ~document.ids, document.ids).tolist() for document in documents]
     assert found == expected and tally.bad == 0

@@ -4,7 +4,7 @@ import pytest
 
 from rptrain.data import marks, template
 from rptrain.data.formats import Example, Tally
-from rptrain.data.template import encode
+from rptrain.data.template import EncodeOptions, encode
 from rptrain.utils.errors import UserError
 from rptrain.utils.limited import Pool
 
@@ -84,7 +84,7 @@ def runs(conversations, tokenizer, **options):
     """The supervised texts, one for each run of supervised tokens, and the whole texts."""
     tally = Tally(len(conversations))
     examples = [Example("f", line, messages=messages) for line, messages in enumerate(conversations, 1)]
-    documents = list(encode(examples, tokenizer, tally=tally, **options))
+    documents = list(encode(examples, tokenizer, EncodeOptions(**options), tally=tally))
     tally.judge(0.01)
     supervised = [part for document in documents for part in supervised_texts(document, tokenizer)]
     return supervised, [tokenizer.decode(document.ids) for document in documents]
@@ -210,7 +210,7 @@ def test_a_template_without_end_stops_at_its_first_conversation(tokenizer, monke
     texts = [Example("f", line, text="two") for line in (1, 2)]
     examples = [*texts, Example("f", 3, messages=SHORT), *[Example("f", 4, messages=LONG)] * 9]
     with pytest.raises(UserError, match=f"^f:4: applying the chat template .* {reason}: shorten the loops"):
-        list(encode(examples, tokenizer, chat_template=text))
+        list(encode(examples, tokenizer, EncodeOptions(chat_template=text)))
 
 
 def test_a_long_conversation_has_more_time(tokenizer, monkeypatch):
@@ -234,7 +234,9 @@ def test_renderings_are_those_of_transformers(tokenizer):
     tools = [{"type": "function", "function": {"name": "é", "parameters": {}}}]
     messages = [*LONG, {"role": "tool", "content": "\u2028<&>", "more": [1.5, True]}]
     (document,) = encode(
-        [Example("f", 1, messages=messages, tools=tools)], tokenizer, chat_template=text, assistant_only_loss=False
+        [Example("f", 1, messages=messages, tools=tools)],
+        tokenizer,
+        EncodeOptions(chat_template=text, assistant_only_loss=False),
     )
     expected = tokenizer.apply_chat_template(messages, tools, chat_template=text, tokenize=False)
     assert tokenizer.decode(document.ids) == expected
@@ -250,7 +252,7 @@ def test_bad_rows_are_reported_in_their_order(tokenizer):
             tally.add(example.line + 100, "read")
             yield example
 
-    assert not list(encode(read(), tokenizer, chat_template=STRICT, tally=tally))
+    assert not list(encode(read(), tokenizer, EncodeOptions(chat_template=STRICT), tally=tally))
     assert tally.bad == 16
     assert [reason.partition(":")[0] for reason in tally.first] == ["1", "2", "3", "4", "5"]
 
@@ -259,7 +261,7 @@ def test_half_a_character(tokenizer):
     tally = Tally()
     row = [{"role": "user", "content": "a", "more": "\ud800"}, SHORT[1]]
     text = "{{ messages[0].more }}" + PROMPTLESS
-    assert not list(encode([Example("f", 1, messages=row)], tokenizer, tally=tally, chat_template=text))
+    assert not list(encode([Example("f", 1, messages=row)], tokenizer, EncodeOptions(chat_template=text), tally=tally))
     assert tally.first == ["1: the conversation has half a character: a lone surrogate"]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import make_tiny_tasks
-from rptrain.config.schema import TrainSet
+from rptrain.config.schema import Data, TrainSet
 from rptrain.data.loader import load_tokenizer, prepare
 from rptrain.data.tasks import questions
 from rptrain.kernels.batch import IGNORED
@@ -59,7 +59,7 @@ def test_generation_prompt(tiny):
 
 
 def test_the_built_in_tasks_are_supervised_in_the_answers(tiny):
-    rows = prepare(sources=[TrainSet(path="builtin:tasks", split="test")], tokenizer=tiny, max_length=26)
+    rows = prepare(Data(train=[TrainSet(path="builtin:tasks", split="test")], max_length=26), tiny)
     labels = rows.take(range(len(rows)))[1]
     answers = tiny.decode(labels[labels != IGNORED]).removesuffix("<|end|>").split("<|end|>")
     assert sorted(answers) == sorted(question.answer for question in questions("test", 500))

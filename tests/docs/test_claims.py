@@ -16,7 +16,7 @@ from rptrain.data.messages import NATIVE, ROLES
 from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
 from rptrain.planner.changes import ORDER
 from rptrain.planner.learning_rate import LARGE, RATES, as_rate
-from rptrain.planner.model import training_model
+from rptrain.preflight.model import training_model
 from rptrain.runs.folder import run_dir
 from rptrain.schedule.machine import CARDS
 

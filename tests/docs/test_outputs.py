@@ -21,7 +21,7 @@ from rptrain.cli.commands import app
 from rptrain.data.progress import ReadProgress
 from rptrain.planner.timings import FILE
 from rptrain.runs.records.process import FOLDER as PROCESSES
-from rptrain.train.run_end import TRACEBACK
+from rptrain.train.end import TRACEBACK
 from rptrain.utils.phases import phase
 
 from ..cases import long

@@ -13,7 +13,7 @@ from rptrain.doctor import examine as whole
 from rptrain.doctor import kernels, links, products
 from rptrain.doctor.checks import Check, check
 from rptrain.kernels import target
-from rptrain.planner.rates import GpuRates, LinkRates, Versions, load
+from rptrain.machine.rates import GpuRates, LinkRates, Versions, load
 from rptrain.schedule.machine import MeasuredRates, Rates
 from rptrain.utils.nvml import GpuStatus
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from rptrain.checkpoint.state import load_state, save_state
+from rptrain.checkpoint.state import Background, load_state, save_state
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 
 from .. import run_tools as tools
@@ -54,7 +54,13 @@ def dropped(batches, folder, gate, look, steps, *, asynchronous, dtype, fp8=Fals
             applied = look(engine, gate, steps)
             engine.drop()
             with engine.snapshot() as snapshot:
-                save_state(folder, store.units, step=applied, meta={"model_dir": str(folder)}, order=snapshot.order)
+                save_state(
+                    folder,
+                    store.units,
+                    step=applied,
+                    meta={"model_dir": str(folder)},
+                    background=Background(snapshot.order),
+                )
             found = applied, snapshot.applied, snapshot.loss_scale
             gate.opened.set()
             raise KeyboardInterrupt

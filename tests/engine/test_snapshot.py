@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from rptrain.checkpoint.state import load_state, save_state
+from rptrain.checkpoint.state import Background, load_state, save_state
 from rptrain.engine.errors import EngineError
 from rptrain.utils.errors import UserError
 
@@ -37,9 +37,7 @@ def saved_slowly(engine, store, folder, failure):
                     store.units,
                     step=3,
                     meta={"model_dir": str(folder)},
-                    order=snapshot.order,
-                    release=snapshot.release,
-                    proceed=proceed,
+                    background=Background(snapshot.order, snapshot.release, proceed),
                 )
         except (OSError, UserError, AssertionError) as error:
             failure.append(error)
@@ -149,8 +147,7 @@ def test_units_are_written_in_the_order_of_their_updates(asynchronous, tmp_path,
                     store.units,
                     step=1,
                     meta={"model_dir": str(tmp_path)},
-                    order=snapshot.order,
-                    release=released.append,
+                    background=Background(snapshot.order, released.append),
                 )
     head, embedding = len(store.spec.units) - 1, 0
     assert released == list(snapshot.order) and sorted(released) == list(range(len(store.spec.units)))

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from benchmarks.page_locking import lockable
+from rptrain.inference.free_memory import free_memory
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.placement import Sizes
 from rptrain.inference.settings import AnswerSettings
-from rptrain.planner.room import free_room
 from rptrain.runs.folder.run_dir import RunDir
 
 from .. import run_tools as tools
@@ -38,7 +38,7 @@ def trained(folder: Path, base: str) -> RunDir:
 
 def answers(source: Path, placement: str) -> list[str]:
     """Of the tuned model and of its base, in two turns."""
-    loaded = LoadedChat(source, free_room(), placement)
+    loaded = LoadedChat(source, free_memory(), placement)
     assert loaded.model.dtype is torch.float32 and loaded.placement.kind == placement
     loaded.chat.settings = GREEDY
     loaded.load_base()
@@ -74,7 +74,7 @@ def test_a_quantized_base_stays_so_in_gpu_memory(tmp_path: Path, base: str) -> N
         for placement in ("gpu", "streamed"):
             gc.collect()
             before = torch.cuda.memory_allocated()
-            loaded = LoadedChat(source, free_room(), placement)
+            loaded = LoadedChat(source, free_memory(), placement)
             taken[placement] = torch.cuda.memory_allocated() - before
             sizes = Sizes.of(loaded.model.spec, loaded.model.dtype)
             del loaded

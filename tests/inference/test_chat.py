@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from rptrain.inference.chat import Chat
+from rptrain.inference.free_memory import free_memory
 from rptrain.inference.generate import Request, stream_text
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.settings import AnswerSettings
 from rptrain.models.decode.cache import cache_bytes
-from rptrain.planner.room import free_room
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -117,23 +117,23 @@ def test_a_run_answers_as_generate_does_and_beside_its_base(tmp_path) -> None:
     lora = ("lora.r=3", "optim.learning_rate=0.1")
     for name, more in (("plain", ()), ("norm", ("lora.modules_to_save=['model.norm']",))):
         run = tools.train_here(tmp_path, *lora, *more, f"log.run_name={name}")
-        loaded = LoadedChat(run.path, free_room())
+        loaded = LoadedChat(run.path, free_memory())
         assert loaded.model.source == run.model_path and loaded.model.has_adapters_only is (name == "plain")
         loaded.chat.settings = GREEDY
         answer = "".join(loaded.chat.ask("Sort: 321"))
         asked = (["Sort: 321"], GREEDY.max_new_tokens, 0.0, 0, False)
         assert [answer] == tools.generated(run.path, *asked)
-        assert ["".join(piece or "" for (piece,) in stream_text(Request(run.path, *asked), free_room()))] == [answer]
+        assert ["".join(piece or "" for (piece,) in stream_text(Request(run.path, *asked), free_memory()))] == [answer]
         loaded.load_base()
         (expected,) = tools.generated(tmp_path / "model", *asked)
         assert "".join(loaded.chat.ask_base()) == expected != answer
     full = tools.train_here(tmp_path, "optim.learning_rate=0.1", "log.run_name=full")
     for source in (full.path, full.model_path, full.checkpoints()[-1]):
-        loaded = LoadedChat(source, free_room())
+        loaded = LoadedChat(source, free_memory())
         loaded.load_base()
         loaded.chat.settings = GREEDY
         list(loaded.chat.ask("Sort: 321"))
         assert "".join(loaded.chat.ask_base()) == expected
     (tmp_path / "model/model.safetensors").unlink()
     with pytest.raises(UserError, match="has no weights; the run began with random ones"):
-        LoadedChat(full.path, free_room()).load_base()
+        LoadedChat(full.path, free_memory()).load_base()

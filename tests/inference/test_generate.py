@@ -6,7 +6,7 @@ import torch
 from rptrain.inference import generate
 from rptrain.inference.generate import Request, _check_lengths, generate_text
 from rptrain.inference.model import EXTENDED, Model
-from rptrain.inference.placement import FREE, Room
+from rptrain.inference.placement import FREE, FreeMemory
 from rptrain.models.decode.cache import Cache, cache_bytes
 from rptrain.models.decode.generate import stream
 from rptrain.models.families.registry import build
@@ -44,11 +44,11 @@ def test_prompts_that_do_not_fit(spec, model, monkeypatch):
     monkeypatch.setattr(generate, "load_tokenizer", lambda source: Letters())
     asked = Request(model.source, ["abcd", "ab"], 10, raw=True)
     with pytest.raises(pytest.fail.Exception, match="loaded"):
-        generate_text(asked, Room(int(1.01 * needed), 50e9))
+        generate_text(asked, FreeMemory(int(1.01 * needed), 50e9))
     with pytest.raises(UserError, match=r"up to 14 tokens in 2 sequences .* lower --max-new-tokens, give fewer"):
-        generate_text(asked, Room(int(0.99 * needed), 50e9))
+        generate_text(asked, FreeMemory(int(0.99 * needed), 50e9))
     with pytest.raises(UserError, match="no CUDA GPU: use the placement cpu"):
-        generate_text(asked, Room(int(1.01 * needed), 50e9), "gpu")
+        generate_text(asked, FreeMemory(int(1.01 * needed), 50e9), "gpu")
 
 
 def test_a_prompt_far_longer_than_the_context(model):

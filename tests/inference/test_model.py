@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rptrain.checkpoint.adapter import Adapter
-from rptrain.checkpoint.export import export_store
+from rptrain.checkpoint.export import ModelInMemory, export_store
 from rptrain.inference.model import find_model
 from rptrain.models.families.registry import build
 from rptrain.models.locate import read_config
@@ -49,10 +49,10 @@ def test_the_ends_of_an_adapter_and_of_its_base(directory: Path, tmp_path: Path)
     params = [unit.views(torch.ones(unit.numel)) for unit in spec.units]
     made = Adapter(settings, str(directory))
     to = tmp_path / "adapter"
-    export_store(lambda unit, name: params[unit][name], spec, directory, to, adapter=made)
+    export_store(ModelInMemory(lambda unit, name: params[unit][name], spec, made), directory, to)
     assert not (to / "generation_config.json").exists()
     shutil.rmtree(to)
-    export_store(lambda unit, name: params[unit][name], spec, directory, to, adapter=made, ends=[7])
+    export_store(ModelInMemory(lambda unit, name: params[unit][name], spec, made, ends=[7]), directory, to)
     assert json.loads((to / "generation_config.json").read_text()) == {"eos_token_id": [2, 9, 7]}
     assert find_model(to).ends(Letters()) == {2, 3, 9, 7, END}
     assert find_model(directory).ends(Letters()) == {2, 3, 9, END}

@@ -16,7 +16,7 @@ from rptrain.inference.placement import (
     GPU_LAYER,
     QUANTIZED_LAYER,
     TRAFFIC,
-    Room,
+    FreeMemory,
     Sizes,
     choose,
     speeds,
@@ -31,7 +31,7 @@ WITHIN = 1.7  # the factor by which a speed may differ from what was expected
 SIZES = Sizes(
     weights=15 * GIB, cache=1 * GIB, read=15 * GIB, layers=10, packed=15 * GIB, blocks=14 * GIB, block=2 * GIB
 )
-ROOM = Room(host=64 * GIB, host_rate=50e9, gpu="RTX 4090", vram=24 * GIB, vram_rate=1000e9, link_rate=25e9)
+ROOM = FreeMemory(host=64 * GIB, host_rate=50e9, gpu="RTX 4090", vram=24 * GIB, vram_rate=1000e9, link_rate=25e9)
 SMALL_GPU = replace(ROOM, vram=int(16 * GIB / FREE) - 1)
 NF4 = replace(SIZES, packed=5 * GIB, blocks=4 * GIB, block=GIB // 2)  # a quarter of the weights' bytes
 
@@ -49,7 +49,7 @@ NF4 = replace(SIZES, packed=5 * GIB, blocks=4 * GIB, block=GIB // 2)  # a quarte
         (replace(ROOM, training="tuned"), "gpu", "gpu", "chosen"),
     ],
 )
-def test_the_placement_and_its_reason(room: Room, wanted: str, kind: str, reason: str) -> None:
+def test_the_placement_and_its_reason(room: FreeMemory, wanted: str, kind: str, reason: str) -> None:
     found = choose(SIZES, room, wanted)
     assert found.kind == kind and reason in found.reason and found.device.type == ("cpu" if kind == "cpu" else "cuda")
 
@@ -66,7 +66,7 @@ def test_the_placement_and_its_reason(room: Room, wanted: str, kind: str, reason
         (ROOM, "disk", "unknown placement 'disk': use one of auto, gpu, streamed, cpu"),
     ],
 )
-def test_a_model_that_does_not_fit(room: Room, wanted: str, message: str) -> None:
+def test_a_model_that_does_not_fit(room: FreeMemory, wanted: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         choose(SIZES, room, wanted)
 
@@ -91,7 +91,7 @@ def test_the_speed_is_that_of_reading_the_weights() -> None:
 )
 def test_the_speeds_that_were_measured(case: dict[str, Any]) -> None:
     """By `benchmarks/placements.py`."""
-    room = Room(**MEASURED["room"])
+    room = FreeMemory(**MEASURED["room"])
     expected = speeds(Sizes.of(spec_of(case["model"], case["base"]), torch.bfloat16), room)[case["placement"]]
     assert case["measured"] / WITHIN <= expected <= case["measured"] * WITHIN
 

@@ -14,7 +14,7 @@ from rptrain.inference import weights
 from rptrain.inference.generate import Request, generate_text
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.model import Model, find_model
-from rptrain.inference.placement import Room
+from rptrain.inference.placement import FreeMemory
 from rptrain.inference.weights import Resident, Streamed, dense
 from rptrain.models.decode.generate import generate
 from rptrain.utils.errors import UserError
@@ -88,7 +88,7 @@ def test_what_copies_of_pageable_memory_cost_is_said(tmp_path: Path, monkeypatch
             super().__init__(model, CPU)
 
     tools.write_model(tmp_path / "model")
-    room = Room(1 << 40, 1e10, "RTX 4090", 1 << 40, 1e12, 1e10)
+    room = FreeMemory(1 << 40, 1e10, "RTX 4090", 1 << 40, 1e12, 1e10)
     expected = generate_text(Request(tmp_path / "model", ["a b"], 3), room, "cpu")
     monkeypatch.setattr(weights, "Streamed", Partly)
     monkeypatch.setattr(weights, "try_out", lambda device: None)

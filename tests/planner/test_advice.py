@@ -12,13 +12,13 @@ import pytest
 from benchmarks.advice import CONFIG, checked, draw, typed
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
+from rptrain.machine.flags import MachineFlags
+from rptrain.machine.hardware import Hardware, planned
 from rptrain.planner.advice import Advice, advise, values
 from rptrain.planner.changes import ORDER, with_changes
-from rptrain.planner.hardware import Hardware, planned
-from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.memory import plan_run
-from rptrain.planner.model import trained_shape
 from rptrain.planner.report import report
+from rptrain.preflight.model import trained_shape
 from rptrain.schedule.machine import CARDS
 from rptrain.utils.errors import UserError
 

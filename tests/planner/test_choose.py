@@ -16,7 +16,7 @@ from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.half_sums import with_half_sums
 from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.transforms.quantize import with_base
-from rptrain.planner.choose import LIBRARIES, Workload, layer_costs, layer_work, least_period, make_plan
+from rptrain.planner.choose import LIBRARIES, Limits, Workload, layer_costs, layer_work, least_period, make_plan
 from rptrain.schedule.costs import Work
 from rptrain.schedule.lower import outputs
 from rptrain.schedule.machine import CARDS, MATMUL, TRAFFIC, Machine, MeasuredRates, Rates
@@ -33,7 +33,7 @@ def spec_of(preset):
 
 def plan_of(preset, limit, *, asynchronous=True, round_size=16):
     workload = Workload(4, 2048, 16, round_size, torch.bfloat16, asynchronous)
-    return make_plan(spec_of(preset), Machine(CARDS["rtx4090"], 1), workload, device_limit=limit)
+    return make_plan(spec_of(preset), Machine(CARDS["rtx4090"], 1), workload, Limits(limit))
 
 
 @pytest.mark.parametrize("preset", ["qwen3-1.7b", "llama-3.1-8b"])
@@ -61,7 +61,7 @@ def test_no_step_is_shorter_than_the_least_period(preset, devices):
     workload = Workload(4, 2048, 16, 16, torch.bfloat16, True)
     times = [cost.backward for cost in layer_costs(spec, workload, machine, None)]
     for limit in (13, 14, 16, 40):
-        plan = make_plan(spec, machine, workload, device_limit=limit * GIB)
+        plan = make_plan(spec, machine, workload, Limits(limit * GIB))
         least = least_period(spec, machine, workload, device_limit=limit * GIB, measured=None)
         assert 16 * sum(times) / devices <= least <= plan.estimate.period * 1.000_001
         assert devices > 1 or plan.estimate.period < 1.02 * least
@@ -71,7 +71,7 @@ def test_a_deep_model_does_not_fall_to_a_layer_a_stage():
     config = read_config(locate("llama-3.1-8b")) | {"num_hidden_layers": 64, "hidden_size": 8192}
     spec = registry.build(config)
     workload = Workload(1, 2048, 16, 16, torch.bfloat16, True)
-    plan = make_plan(spec, Machine(CARDS["rtx4090"], 8), workload, device_limit=21 * GIB)
+    plan = make_plan(spec, Machine(CARDS["rtx4090"], 8), workload, Limits(21 * GIB))
     assert len(plan.plan.stages) < len(spec.stack) * 1.6
 
 
@@ -119,9 +119,7 @@ def test_a_frozen_model_needs_less_of_the_host_and_of_the_gpu():
     frozen = freeze(whole, ["model.embed_tokens.weight", "*.mlp.*"])
     workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
     numel = 151936 * 2048 + 28 * 3 * 2048 * 6144
-    store = [
-        make_plan(s, Machine(CARDS["rtx4090"], 1), workload, device_limit=None).store_bytes for s in (whole, frozen)
-    ]
+    store = [make_plan(s, Machine(CARDS["rtx4090"], 1), workload).store_bytes for s in (whole, frozen)]
     assert store[0] - store[1] == pytest.approx(12 * numel, abs=28 * 6 * 4096)  # 14 bytes each to 2, in whole pages
     for stage in (Stage("FB", 0, 29), Stage("F", 0, 29)):
         before, after = (stage_memory(s, stage, workload.shapes()) for s in (whole, frozen))
@@ -137,7 +135,7 @@ def test_a_quantized_base_moves_less_and_its_device_holds_what_is_dequantized():
     plans = {}
     for base in ("bf16", "nf4"):
         spec = with_base(with_lora(spec_of("qwen3-1.7b"), LoRA(r=8)), base)
-        plans[base] = make_plan(spec, Machine(CARDS["rtx4090"], 1), workload, device_limit=12 * GIB)
+        plans[base] = make_plan(spec, Machine(CARDS["rtx4090"], 1), workload, Limits(12 * GIB))
     wide, narrow = plans["bf16"], plans["nf4"]
     assert wide.store_bytes - narrow.store_bytes == pytest.approx(28 * (2 - 0.5625) * matrices, abs=28 * 4096)
     assert wide.costs[0].params - narrow.costs[0].params == (2 - 0.5625) * matrices
@@ -152,7 +150,7 @@ def test_products_in_fp8_are_planned_at_their_rate():
     """By hand, of Llama-3.1-8B: twice the rate for the blocks alone, half the uploads, and transposed codes."""
     workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
     spec, machine = spec_of("llama-3.1-8b"), Machine(CARDS["rtx4090"], 1)
-    plain, narrow = (make_plan(s, machine, workload, device_limit=24 * GIB) for s in (spec, with_fp8(spec)))
+    plain, narrow = (make_plan(s, machine, workload, Limits(24 * GIB)) for s in (spec, with_fp8(spec)))
     whole = plain
     matrices = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
     operations, tokens = 2 * matrices * 4 * 2048, 4 * 2048
@@ -180,7 +178,7 @@ def test_products_in_fp8_are_planned_at_their_rate():
     saved = 3 * operations * (1 / (0.96 * 165e12) - 1 / (0.86 * 330e12)) - moved / (TRAFFIC * 1008e9)
     assert plain.forward + plain.backward - narrow.forward - narrow.backward == pytest.approx(saved, rel=1e-6)
     assert narrow.params == plain.params and narrow.prepared == 2 * matrices + 4 * rows  # a frozen base
-    old = make_plan(with_fp8(spec), Machine(CARDS["rtx3090"], 1), workload, device_limit=24 * GIB)
+    old = make_plan(with_fp8(spec), Machine(CARDS["rtx3090"], 1), workload, Limits(24 * GIB))
     assert old.estimate.period > whole.estimate.period
 
 

@@ -11,10 +11,10 @@ from typer.testing import Result
 
 from rptrain.config.resolve import resolve
 from rptrain.engine.meter import Measured
-from rptrain.planner.machine_flags import MachineFlags
-from rptrain.planner.model import training_model
+from rptrain.machine.flags import MachineFlags
 from rptrain.planner.report import PlanReport, report
 from rptrain.planner.timings import FILE, Conditions, Timings
+from rptrain.preflight.model import training_model
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
 

@@ -16,17 +16,17 @@ from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
+from rptrain.machine.flags import MachineFlags
+from rptrain.machine.hardware import Hardware, planned
 from rptrain.models.families import registry
 from rptrain.models.locate import locate, presets, read_config
 from rptrain.planner.advice import advise, values
 from rptrain.planner.changes import ORDER, with_changes, with_value
-from rptrain.planner.hardware import Hardware, planned
-from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.memory import least_memory, plan_run
-from rptrain.planner.model import trained_shape
 from rptrain.planner.report import report
-from rptrain.planner.text import describe, verdict_text
+from rptrain.planner.text import describe_stages, verdict_text
 from rptrain.planner.timings import Conditions, Timings
+from rptrain.preflight.model import trained_shape
 from rptrain.schedule.machine import CARDS, MeasuredRates, Rates
 from rptrain.schedule.plan import Plan, Stage
 from rptrain.schedule.roofline import Verdict
@@ -177,7 +177,7 @@ def test_a_gpu_that_is_not_here_is_no_end():
 
 def test_stages_in_short():
     def short(text: str) -> str:
-        return describe(Plan.parse(f"{text} | N=1 M=1 MR=1").stages)
+        return describe_stages(Plan.parse(f"{text} | N=1 M=1 MR=1").stages)
 
     assert short("F0-8 FB9-28 B6-8 B3-5 B0-2") == "F 0-8, fused 9-28, B 0-8 in 3 stages of 3"
     assert short("F0-1 F2-4 FB5-5 B1-4 B0-0") == "F 0-4 in 2 stages of 2 to 3, fused 5, B 0-4 in 2 stages of 1 to 4"
@@ -349,7 +349,7 @@ def test_training_gives_the_same_advice_before_anything_is_loaded(tmp_path, monk
     def taken(*arguments: object, **named: object) -> None:
         raise AssertionError("memory was taken for a run that cannot be")
 
-    monkeypatch.setattr("rptrain.train.setup.ModelStore", taken)
+    monkeypatch.setattr("rptrain.train.session.ModelStore", taken)
     low = "engine.host_limit=10000"
     result = tools.invoke("--config", "run.toml", low)
     first, *rest = result.stderr.splitlines()

@@ -10,9 +10,9 @@ from typer.testing import CliRunner, Result
 
 from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
+from rptrain.machine.hardware import planned
 from rptrain.models.families import registry
 from rptrain.models.locate import locate, read_config
-from rptrain.planner.hardware import planned
 from rptrain.planner.memory import plan_run
 from rptrain.schedule.machine import CARDS, GOODPUT
 

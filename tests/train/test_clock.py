@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from rptrain.train.clock import Clock, StepTimes, Throughput
 from rptrain.train.group import ShareTimes
+from rptrain.train.steps import Clock, StepTimes, Throughput
 
 from .. import run_tools as tools
 

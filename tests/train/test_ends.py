@@ -1,25 +1,27 @@
 """Runs whose replies end with a token that is not an EOS token of the base model: exports and answers stop on it."""
 
-from .. import run_tools as tools
+import json
 from pathlib import Path
-from rptrain.checkpoint.eos import GENERATION
+
+import pytest
+import torch
+
+import rptrain.train.trainer
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.state import read_state
+from rptrain.data.eos import GENERATION
 from rptrain.data.loader import load_tokenizer
-from rptrain.inference.generate import Request
-from rptrain.inference.generate import stream_text
+from rptrain.inference.free_memory import free_memory
+from rptrain.inference.generate import Request, stream_text
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.model import find_model
 from rptrain.inference.settings import AnswerSettings
 from rptrain.inference.weights import dense
 from rptrain.models.decode.generate import generate
-from rptrain.planner.room import free_room
 from rptrain.runs.records import events
 from rptrain.train.job import prepare_job
-import json
-import pytest
-import rptrain.train.trainer
-import torch
+
+from .. import run_tools as tools
 
 EOS, END = 1, 2  # of the base model; of its template
 SAID = "replies end with <|end|>, which is not an EOS token of the model: the export's generation_config.json will list"
@@ -49,7 +51,7 @@ def listed(directory: Path) -> list[int]:
 
 def length(source: Path) -> int:
     """The tokens of an answer of `rptrain generate`, the one that ends it included."""
-    *pieces, _ = stream_text(Request(source, [PROMPT], MOST), free_room())
+    *pieces, _ = stream_text(Request(source, [PROMPT], MOST), free_memory())
     return len(pieces)
 
 
@@ -85,7 +87,7 @@ def test_answers_end_where_generation_config_alone_says_so(folder):
     run = tools.train_here(folder, "train.max_steps=1", "optim.learning_rate=1e-30", *LORA)  # answers as its base does
     exports = [export(run.path, folder / "adapter"), export(run.path, folder / "merged", merge=True)]
     for source in (folder / "model", run.path, run.checkpoints()[-1], run.model_path, *exports):
-        loaded = LoadedChat(source, free_room())
+        loaded = LoadedChat(source, free_memory())
         loaded.chat.settings = AnswerSettings(0, 1, MOST)
         said = "".join(loaded.chat.ask(PROMPT))
         assert said == tools.generated(source, [PROMPT], MOST, 0, 0, False)[0] == text

@@ -12,7 +12,7 @@ from rptrain.cli import argv
 from rptrain.engine.engine import Engine
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
-from rptrain.train.run_end import TRACEBACK, RunEnd
+from rptrain.train.end import TRACEBACK, RunEnd
 from rptrain.train.save import Saver
 from rptrain.train.telemetry import Telemetry
 
@@ -33,7 +33,7 @@ def plant(monkeypatch, place, error):
             if left[0] < 0:
                 raise error
 
-    monkeypatch.setattr("rptrain.train.setup.Engine", partial(Engine, probe=fail))
+    monkeypatch.setattr("rptrain.train.session.Engine", partial(Engine, probe=fail))
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rptrain.config.resolve import resolve
 from rptrain.runs.folder.run_dir import RunDir
-from rptrain.train.heading import heading
 from rptrain.train.job import prepare_job
+from rptrain.train.progress import heading
 
 CONFIG = '[model]\npath = "tiny-tasks"\n[[data.train]]\npath = "builtin:random"\n[engine]\ndevices = "cpu:2"\n'
 

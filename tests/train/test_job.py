@@ -110,12 +110,12 @@ def small(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tools.write_model(tmp_path / "model")
     tools.write_config(tmp_path)
-    monkeypatch.setattr("rptrain.train.setup.ModelStore", taken)
+    monkeypatch.setattr("rptrain.train.session.ModelStore", taken)
 
 
 @pytest.mark.parametrize("kind", [(), ("train.micro_batch_size=auto", "engine.round_size=auto")])
 def test_planning_and_training_agree_on_what_fits(small, monkeypatch, kind):
-    monkeypatch.setattr("rptrain.planner.hardware.program_bytes", lambda: 200 << 20)
+    monkeypatch.setattr("rptrain.machine.hardware.program_bytes", lambda: 200 << 20)
     limited = f"engine.host_limit={1 << 40}"
     result = tools.invoke("plan", "--config", "run.toml", "--json", limited, *kind)
     total = json.loads(result.stdout)["memory"][0]["total"]
@@ -127,7 +127,7 @@ def test_planning_and_training_agree_on_what_fits(small, monkeypatch, kind):
 
 def test_training_gives_the_advice_of_the_plan(small, monkeypatch):
     """And no other: where the weights alone do not fit, shorter sequences do not help."""
-    monkeypatch.setattr("rptrain.planner.hardware.program_bytes", lambda: 200 << 20)
+    monkeypatch.setattr("rptrain.machine.hardware.program_bytes", lambda: 200 << 20)
     total = json.loads(tools.invoke("plan", "--config", "run.toml", "--json").stdout)["memory"][0]["total"]
     found = []
     for limit in (total - (1 << 10), 1):
@@ -168,8 +168,8 @@ def test_a_run_that_was_cut_off_waits_for_memory_that_shrank(tmp_path, monkeypat
     run = RunDir(tmp_path / "runs/run")
     before = run.events_path.read_bytes(), run.checkpoints()
     with monkeypatch.context() as patch:
-        patch.setattr("rptrain.planner.hardware.available_bytes", lambda: 1 << 20)
-        patch.setattr("rptrain.train.setup.ModelStore", None)
+        patch.setattr("rptrain.machine.hardware.available_bytes", lambda: 1 << 20)
+        patch.setattr("rptrain.train.session.ModelStore", None)
         for name in ("run", "another"):
             with pytest.raises(UserError, match=r"of host memory for .*, but .* is free"):
                 tools.train_here(tmp_path, often, f"log.run_name={name}")

@@ -1,19 +1,21 @@
 """Runs of models with a padding token: the setting is recorded, and texts that have the token are warned of."""
 
-from .. import run_tools as tools
+import json
 from pathlib import Path
+
+import pytest
+
 from rptrain.checkpoint.state import read_state
 from rptrain.data import padding
 from rptrain.models.families import registry
 from rptrain.models.transforms.freeze import freeze
-from rptrain.models.transforms.lora import LoRA
-from rptrain.models.transforms.lora import with_lora
+from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
 from rptrain.train.job import prepare_job
 from rptrain.utils.errors import UserError
-import json
-import pytest
+
+from .. import run_tools as tools
 
 PAD, EOS = 5, 1  # of the model
 END, USER = 2, 4  # of the template

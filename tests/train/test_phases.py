@@ -10,9 +10,9 @@ from rptrain.checkpoint.atomic_dir import MANIFEST
 from rptrain.checkpoint.checked import BASE_WEIGHTS, WEIGHTS
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.unit_tensors import PARAM_HASH
+from rptrain.inference.free_memory import free_memory
 from rptrain.inference.generate import Request, generate_text
 from rptrain.kernels import compiling
-from rptrain.planner.room import free_room
 from rptrain.runs.records import events
 from rptrain.runs.view.run_view import RunView
 from rptrain.train import progress
@@ -99,7 +99,7 @@ def test_what_takes_long_in_a_run_is_a_phase_with_its_share(tmp_path: Path, ente
     check(entered.names(), "checking the checkpoint", "hashing checkpoint-2", "writing the export", "hashing weights")
     export(run.path, tmp_path / "to")
     check(entered.names(), "hashing to", "checking the checkpoint")
-    generate_text(Request(tmp_path / "to", ["Two"], 1), free_room(""))
+    generate_text(Request(tmp_path / "to", ["Two"], 1), free_memory(""))
     check(entered.names(), "loading the tokenizer", "reading weights")
     tools.train_here(tmp_path, *settings, "train.max_steps=3", f'save.resume="{run.path}"')
     check(entered.names(), "reading the tokens of a.jsonl", "reading checkpoint-2", "running the first step")
@@ -126,7 +126,7 @@ def test_the_bytes_of_weights_that_are_read_are_those_that_were_announced(
     for source in (run.checkpoints()[-1], run.model_path):
         if earlier:
             forget_digests(source)
-        generate_text(Request(source, ["Two"], 1), free_room(""))
+        generate_text(Request(source, ["Two"], 1), free_memory(""))
     key = "lora.adapter" if lora else "model.path"
     tools.train_here(tmp_path, *lora, f"{key}={run.model_path}", "train.max_steps=1", "log.run_name=next")
     counts = [(one.name, one.done, one.total) for one in entered.seen if one.reads and one.total]
@@ -160,7 +160,7 @@ def test_a_step_in_which_a_kernel_was_made_does_not_count(tmp_path: Path, monkey
             compiled(cache_hit=hit)
         return 5.0
 
-    monkeypatch.setattr("rptrain.train.clock.Throughput.finished", finished)
+    monkeypatch.setattr("rptrain.train.steps.Throughput.finished", finished)
     tools.write_model(tmp_path / "model")
     run = tools.train_here(tmp_path, "train.max_steps=6")
     assert counted == [False, True, True, False, True, True]

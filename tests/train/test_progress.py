@@ -63,9 +63,9 @@ def test_a_step_that_takes_long_has_its_progress_in_the_place_of_the_speed(monke
     monkeypatch.setattr(phases, "REPEATED", 0.0)
     with progress_on_terminal() as shown, phases.during(RUNNING):
         shown.update(STEPS[1])
-        shown.look()
+        shown.poll()
         assert bar(shown) == (2, "step 2/60  loss 2.0000  37/128 micro-batches, 2 m 10 s left")
-    shown.look()
+    shown.poll()
     assert bar(shown) == (2, "step 2/60  loss 2.0000  1,234 tokens/s")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rptrain.runs.records.events import Event, LossDiffers, LossesRepeated
 from rptrain.runs.view.series import Steps
-from rptrain.train.repeats import RepeatedSteps
+from rptrain.train.steps import RepeatedSteps
 
 EXPECTED = "This is expected if a setting or the kind of GPU was changed"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import rptrain.train.setup
+import rptrain.train.session
 from rptrain.config.resolve import resolve
 from rptrain.engine.engine import Engine
 from rptrain.engine.meter import Measured, Meter
@@ -21,10 +21,10 @@ from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
 from rptrain.schedule.estimate import estimate
 from rptrain.schedule.plan import Plan
-from rptrain.train.clock import StepTimes
 from rptrain.train.job import Job, prepare_job
 from rptrain.train.progress import ProgressDisplay
 from rptrain.train.replan import COMPARED, Comparison, is_worthwhile, replan
+from rptrain.train.steps import StepTimes
 from rptrain.train.trainer import Trainer
 
 from .. import run_tools as tools
@@ -150,13 +150,13 @@ def stages(run: RunDir) -> list[str]:
 def metered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each engine that a run opens, whether it measures."""
     opened: list[bool] = []
-    engine = rptrain.train.setup.Engine
+    engine = rptrain.train.session.Engine
 
     def noted(*arguments, **named):
         opened.append(named["meter"] is not None)
         return engine(*arguments, **named)
 
-    monkeypatch.setattr(rptrain.train.setup, "Engine", noted)
+    monkeypatch.setattr(rptrain.train.session, "Engine", noted)
     return opened
 
 

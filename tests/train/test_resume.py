@@ -100,8 +100,8 @@ def test_data_that_changed_after_an_earlier_version_began_the_run(folder, begin_
         go(folder, val)
     prepare = rptrain.data.datasets.prepare
 
-    def noting(**settings: Any) -> Sequences:
-        sequences = prepare(**settings)
+    def noting(*data: Any, **settings: Any) -> Sequences:
+        sequences = prepare(*data, **settings)
         return replace(sequences, rows=replace(sequences.rows, notes=Counter({"ignored_key": 3})))
 
     monkeypatch.setattr(rptrain.data.datasets, "prepare", noting)

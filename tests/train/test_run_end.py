@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-import rptrain.train.run_end
+import rptrain.train.end
 import rptrain.train.save
 import rptrain.train.trainer
 from rptrain.engine.distributed.peers import PeerLost
@@ -67,7 +67,8 @@ def test_a_long_reason_leaves_the_command_that_resumes_whole(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    "place", ["run.open_store", "trainer.load_weights", "run.Telemetry", "run.Saver", "trainer.export_store"]
+    "place",
+    ["session.open_store", "trainer.load_weights", "session.Telemetry", "session.Saver", "trainer.export_store"],
 )
 @pytest.mark.parametrize("error", [MemoryError("no memory"), KeyboardInterrupt()], ids=["failed", "interrupted"])
 def test_an_end_before_or_after_the_steps_is_recorded(tmp_path, monkeypatch, place, error):
@@ -127,7 +128,7 @@ def test_the_record_precedes_the_closing_of_the_engine(tmp_path, monkeypatch):
 )
 def test_a_save_that_runs_is_canceled(tmp_path, monkeypatch, error, ended):
     """After a second signal, or if it cannot be completed. A save that hangs does not keep the run for long."""
-    monkeypatch.setattr(rptrain.train.run_end, "CANCELING", 0.05)
+    monkeypatch.setattr(rptrain.train.end, "CANCELING", 0.05)
     hangs, ends = threading.Event(), threading.Event()
     released: list[bool] = []  # by the last record, not by the deadline
 

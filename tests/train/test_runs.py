@@ -1,15 +1,18 @@
 """Whole runs from config to exported model: killed and resumed, on other devices, in other portions, exported."""
 
-from .. import run_tools as tools
-from ..cases import long
+import json
+import signal
+import stat
+import time
 from collections.abc import Callable
 from functools import cache
-from itertools import groupby
-from itertools import pairwise
-from itertools import product
+from itertools import groupby, pairwise, product
 from pathlib import Path
 from random import Random
-from rptrain.checkpoint.atomic_dir import PARTIAL
+from types import SimpleNamespace
+
+import pytest
+
 from rptrain.engine.devices import cpu
 from rptrain.engine.devices.base import STREAMS
 from rptrain.models.families import registry
@@ -18,14 +21,11 @@ from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
 from rptrain.runs.view.run_view import RunView
 from rptrain.schedule.plan import Plan
-from rptrain.utils.errors import TrainingError
-from rptrain.utils.errors import UserError
-from types import SimpleNamespace
-import json
-import pytest
-import signal
-import stat
-import time
+from rptrain.utils.errors import TrainingError, UserError
+from rptrain.utils.replacing import PARTIAL
+
+from .. import run_tools as tools
+from ..cases import long
 
 EVERY_TWO = ("save.save_steps=2", "save.save_total_limit=1")
 Undisturbed = Callable[..., SimpleNamespace]

@@ -5,7 +5,9 @@ import json
 import shlex
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,12 +59,12 @@ def test_changes_of_the_models_folder_during_a_run_do_not_reach_its_checkpoints(
 def slow_saves(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     save = rptrain.train.save.save_state
 
-    def slowly(*arguments, proceed, **named):
+    def slowly(*arguments, background, **named):
         def wait() -> None:
             time.sleep(seconds)
-            proceed()
+            background.proceed()
 
-        return save(*arguments, proceed=wait, **named)
+        return save(*arguments, background=replace(background, proceed=wait), **named)
 
     monkeypatch.setattr(rptrain.train.save, "save_state", slowly)
 
@@ -179,6 +181,6 @@ def test_only_the_first_process_reads_and_removes_old_checkpoints(tmp_path, monk
     config = Save(load_best_model_at_end=True)
     for rank in (0, 1):
         processes = Processes(rank, lambda own: [own])
-        with Saver(RunDir(tmp_path), (), {}, config, lambda event: None, lambda: None, processes):
+        with Saver(RunDir(tmp_path), (), {}, config, SimpleNamespace(), processes):
             pass
         assert len(read) == 1

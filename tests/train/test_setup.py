@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from rptrain.train.setup import initial_hashes
+from rptrain.train.session import initial_hashes
 
 
 def test_frozen_weights_that_were_hashed_are_not_read_again():

@@ -12,9 +12,9 @@ from rptrain.engine.engine import Engine
 from rptrain.engine.progress import StepProgress
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
-from rptrain.runs.signals import PROCESS
-from rptrain.train import stopping
-from rptrain.train.stopping import Stopping
+from rptrain.train import end
+from rptrain.train.end import Stopping
+from rptrain.utils.signals import PROCESS
 
 from .. import run_tools as tools
 
@@ -52,7 +52,7 @@ def stopped(folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, visit: in
 
     drops = Engine.drop
     with monkeypatch.context() as patch:
-        patch.setattr("rptrain.train.setup.Engine", partial(Engine, probe=probe))
+        patch.setattr("rptrain.train.session.Engine", partial(Engine, probe=probe))
         patch.setattr(Engine, "hold", opens(Engine.hold))
         patch.setattr(Engine, "drop", drop)
         with pytest.raises(KeyboardInterrupt):
@@ -129,7 +129,7 @@ class Now:
 )
 def test_which_steps_are_dropped(monkeypatch, saved, left, waited, save, alone, drops, late):
     """Step 8, 30 seconds after a signal at the latest. What happens to it is said once."""
-    monkeypatch.setattr(stopping, "monotonic", lambda: Now.seconds + waited)
+    monkeypatch.setattr(end, "monotonic", lambda: Now.seconds + waited)
     monkeypatch.setattr("rptrain.engine.progress.monotonic", lambda: Now.seconds)
     notes = list[str]()
     stop = Stopping(30.0, notes.append, lambda: saved, alone=alone)
@@ -150,6 +150,6 @@ def test_which_steps_are_dropped(monkeypatch, saved, left, waited, save, alone, 
 def test_a_step_that_ends_soon_is_not_reported(monkeypatch):
     notes = list[str]()
     monkeypatch.setattr(PROCESS, "received", 1)
-    monkeypatch.setattr(PROCESS, "first", stopping.monotonic())
-    progress = StepProgress(100, 0.5, 0.0, stopping.monotonic(), 0.0)
+    monkeypatch.setattr(PROCESS, "first", end.monotonic())
+    progress = StepProgress(100, 0.5, 0.0, end.monotonic(), 0.0)
     assert not Stopping(1e9, notes.append, lambda: 0, alone=True).drops(2, progress, 0.0) and not notes

@@ -16,8 +16,8 @@ from rptrain.checkpoint.export import export
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.models.weights import pretrained
-from rptrain.planner.model import training_model
-from rptrain.planner.refusals import look
+from rptrain.preflight.checks import run_checks
+from rptrain.preflight.model import training_model
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -262,5 +262,5 @@ def test_a_plan_of_a_resumed_run_names_missing_weights(source, tmp_path) -> None
     for file in (tmp_path / "model").glob("*.safetensors"):
         file.unlink()
     resolved = tools.write_config(tmp_path, "train.max_steps=3", f"save.resume={run.checkpoints()[-1]}")
-    refusals = look(resolved, resolved.config, *training_model(resolved.config)).refusals
+    refusals = run_checks(resolved, resolved.config, *training_model(resolved.config)).refusals
     assert [refusal.key for refusal in refusals] == ["model.path"] and "safetensors" in refusals[0].message

@@ -11,7 +11,7 @@ from rptrain.inference import weights
 from rptrain.inference.placement import Placement
 from rptrain.kernels import toolchain_errors
 from rptrain.kernels.toolchain_errors import ToolchainError
-from rptrain.planner.hardware import Gpu, here
+from rptrain.machine.hardware import Gpu, here
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.train import begin, job
 from tests.kernels.stub_cuda import raised

@@ -11,7 +11,7 @@ import pytest
 
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
-from rptrain.train import run as training
+from rptrain.train import session
 from rptrain.train.trackers import Trackers
 from rptrain.utils.errors import UserError
 
@@ -99,7 +99,7 @@ def test_a_tracker_that_hangs_is_left_behind(bad, does, tmp_path, monkeypatch):
     fake, ends = Fake("wandb"), threading.Event()
     setattr(fake, bad, lambda *values, **named: ends.wait())
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr(training, "PATIENCE", 0.3)
+    monkeypatch.setattr(session, "PATIENCE", 0.3)
     tools.write_model(tmp_path / "model")
     try:
         run = tools.train_here(tmp_path, 'log.report_to=["wandb"]')
@@ -134,7 +134,7 @@ def test_a_tracker_that_hangs_is_noticed_during_the_run(tmp_path, monkeypatch):
 
 
 def test_a_tracker_that_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr("rptrain.planner.refusals.find_spec", lambda name: None)
+    monkeypatch.setattr("rptrain.preflight.checks.find_spec", lambda name: None)
     tools.write_model(tmp_path / "model")
     with pytest.raises(UserError, match=r'names "wandb", but wandb is not installed: pip install "rptrain\[wandb\]"'):
         tools.train_here(tmp_path, 'log.report_to=["wandb"]')

@@ -25,9 +25,9 @@ from .. import run_tools as tools
 STALLED = """
 import ctypes, signal, sys, time
 from pathlib import Path
-from rptrain.runs.folder.event_log import EventLog
-from rptrain.runs.records.events import CheckpointSaved
-from rptrain.runs.signals import PROCESS
+from rptrain.runs.event_log import EventLog
+from rptrain.runs.events import CheckpointSaved
+from rptrain.utils.signals import PROCESS
 from rptrain.train import watchdog
 from rptrain.train.watchdog import Watchdog, Watched
 from rptrain.utils import native
@@ -39,7 +39,7 @@ def hold():
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 PROCESS.install({native})
-watchdog.GRACE, watchdog.HELD = {grace}, {grace} / 2
+watchdog.GRACE, watchdog.BLOCKED = {grace}, {grace} / 2
 folder = Path(sys.argv[1])
 log, saved = EventLog(folder / "events.jsonl"), [7]
 with Watchdog(PROCESS.native, ends_process=True) as dog:
@@ -172,7 +172,7 @@ def test_a_hanging_computation_is_told_and_the_run_goes_on(tmp_path, monkeypatch
         head(work, scale, loss)
 
     monkeypatch.setattr(Watchdog, "_report", reports)
-    monkeypatch.setattr(rptrain.train.watchdog, "LOOK", 0.05)
+    monkeypatch.setattr(rptrain.train.watchdog, "POLL", 0.05)
     monkeypatch.setattr(StagePass, "_head", hangs)
     tools.write_model(tmp_path / "model")
     tools.train_here(tmp_path, "engine.stall_timeout=0.7", "optim.update=sync")
@@ -201,7 +201,7 @@ def watched(folder: Path, told: list[events.Event], check: Callable[[], None] = 
 
 def test_each_stall_is_told_once(tmp_path, monkeypatch):
     told: list[events.Event] = []
-    monkeypatch.setattr(rptrain.train.watchdog, "LOOK", 0.01)
+    monkeypatch.setattr(rptrain.train.watchdog, "POLL", 0.01)
     with Watchdog() as watchdog, watchdog.watching(watched(tmp_path, told)):
         watchdog.configure(0.05, "report")
         tools.wait_for(lambda: len(told) == 1)

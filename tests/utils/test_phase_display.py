@@ -19,7 +19,7 @@ class Shown:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.out = 100.0, io.StringIO()
-        monkeypatch.setattr(phase_display, "LOOK", 1000.0)
+        monkeypatch.setattr(phase_display, "POLL", 1000.0)
         for module in (phases, phase_display):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
 
@@ -35,7 +35,7 @@ class Shown:
         for second in range(1, seconds + 1):
             self.now += 1
             one.done = 100 * second // seconds
-            self.display.look()
+            self.display.poll()
 
     @property
     def lines(self) -> list[str]:
@@ -101,7 +101,7 @@ def test_a_terminal_has_a_bar_for_each_phase_that_is_erased_at_its_end(shown: Sh
     with shown.open(terminal=True) as display:
         with phase("copying a.jsonl", 100, "row") as one:
             shown.last(one, 12)
-        display.look()
+        display.poll()
         assert shown.out.getvalue().endswith("\x1b[2K"), "the bar is erased"
         with phase("packing sequences", unit="") as one:
             shown.last(one, 3)

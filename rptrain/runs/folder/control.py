@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rptrain.runs.signals import PROCESS
 from rptrain.utils.errors import UserError, describe
 from rptrain.utils.paths import inside
+from rptrain.utils.signals import PROCESS
 
 FOLDER = "control"
 PAUSE, SAVE, STOP = "PAUSE", "SAVE", "STOP"
-LOOK = 0.2  # seconds between two checks for commands while training is paused
+POLL = 0.2  # seconds between two checks for commands while training is paused
 
 
 class StopRequested(Exception):
@@ -53,7 +53,7 @@ class Control:
             if self._there(name) and self._remove(name):
                 tell(f"{folder / name} was left from before, and is removed")
 
-    def look(self) -> Commands:
+    def read(self) -> Commands:
         """The commands at this moment."""
         return Commands(self.stops, self.pauses, self.saves)
 

@@ -1,29 +1,21 @@
 """Output files of commands at paths that the user names: checks of what they may replace, and writing them."""
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
 from itertools import combinations
-from os.path import exists
-from os.path import isdir
-from os.path import isfile
-from os.path import lexists
-from os.path import realpath
-from os.path import samefile
+from os.path import exists, isdir, isfile, lexists, realpath, samefile
 from pathlib import Path
+from tempfile import TemporaryFile
+
 from rptrain.checkpoint.atomic_dir import complete_checkpoints
-from rptrain.checkpoint.metadata import CHECKPOINTS
-from rptrain.checkpoint.metadata import EVENTS
-from rptrain.checkpoint.metadata import RUN_CONFIG
+from rptrain.checkpoint.metadata import CHECKPOINTS, EVENTS, RUN_CONFIG
 from rptrain.config.schema import Config
 from rptrain.data.folders import walk
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.utils.errors import UserError
 from rptrain.utils.replacing import replace_file
-from tempfile import TemporaryFile
-import re
 
 BEGINNING = 1024  # bytes at the start of a file in which the mark is searched
 

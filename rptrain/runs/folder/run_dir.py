@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from rptrain.checkpoint.atomic_dir import (
     MANIFEST,
-    PARTIAL,
     Damaged,
     check_free,
     complete_checkpoints,
@@ -29,7 +28,7 @@ from rptrain.runs.folder.event_log import EventLog, has_saved, is_finished
 from rptrain.runs.records.process import FOLDER as PROCESSES
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import inside, writable_place
-from rptrain.utils.replacing import remove_unfinished, replace_file
+from rptrain.utils.replacing import PARTIAL, remove_unfinished, replace_file
 
 log = logging.getLogger(__name__)
 

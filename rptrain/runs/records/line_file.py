@@ -42,17 +42,17 @@ class LineFile:
         A file with a `lock` must also still be at its path. If another folder took the place of the run's, the run
         would replace files there.
         """
-        held = os.fstat(self._file.fileno())
-        if held.st_nlink == 0 or (self._locked and not self._is_in_place(held)):
+        opened = os.fstat(self._file.fileno())
+        if opened.st_nlink == 0 or (self._locked and not self._is_in_place(opened)):
             raise RunDeleted(
                 f"the run's folder {self._path.parent} was deleted or moved during training "
                 f"({self._path.name} is gone or another file): nothing more can be saved. Start a new run; if the "
                 "folder was moved, move it back and resume"
             )
 
-    def _is_in_place(self, held: os.stat_result) -> bool:
+    def _is_in_place(self, opened: os.stat_result) -> bool:
         try:
-            return os.path.samestat(os.stat(self._path), held)
+            return os.path.samestat(os.stat(self._path), opened)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:  # the file system may recover: do not end the run

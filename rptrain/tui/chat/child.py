@@ -19,9 +19,9 @@ import torch
 
 from rptrain.engine.failures import gpu_failure
 from rptrain.inference.chat import Turn
+from rptrain.inference.free_memory import free_memory
 from rptrain.inference.load import LoadedChat
 from rptrain.inference.settings import AnswerSettings
-from rptrain.planner.room import free_room
 from rptrain.utils.errors import UserError, describe
 
 ANSWERED = ("load", "ask", "retry")  # requests after which the process says that it waits; the others take no time
@@ -92,7 +92,7 @@ class Child:
         """`training`: the name of a run that trains on this machine, or empty. `turns`: what was said and answered in a
         process before this one.
         """
-        self._loaded = loaded = LoadedChat(Path(source), free_room(training), placement)
+        self._loaded = loaded = LoadedChat(Path(source), free_memory(training), placement)
         for number, (said, answer, base_answer) in enumerate(turns):
             loaded.chat.turns.append(Turn(said, number, answer, base_answer or None))
         self._report(

@@ -7,9 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Self
 
-from rptrain.checkpoint.base_files import base_paths
 from rptrain.config.schema import Config
 from rptrain.data.folders import choose
+from rptrain.models.base_files import base_paths
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState
 

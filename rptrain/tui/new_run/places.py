@@ -1,20 +1,17 @@
 """Models and data sets that are on this machine already: found in folders, in the hub's cache, and bundled."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
 from rptrain.data.read import READERS
-from rptrain.models.locate import PRESETS
-from rptrain.models.locate import cached
-from rptrain.models.locate import locate
-from rptrain.models.locate import presets
+from rptrain.models.locate import PRESETS, cached, locate, presets
 from rptrain.tui.services.paths import is_text
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
-import os
 
 HERE = "."  # the place that is the current folder
 BUNDLED = "bundled"  # the source of what comes with the program

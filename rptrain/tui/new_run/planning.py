@@ -34,15 +34,15 @@ class Planned:
 
 def plan(path: Path, text: str) -> Planned:
     """The report of `rptrain plan` for a new run of a config with this text."""
-    from rptrain.planner.machine_flags import MachineFlags
+    from rptrain.machine.flags import MachineFlags
     from rptrain.planner.report import report
-    from rptrain.planner.text import describe
+    from rptrain.planner.text import describe_stages
 
     try:
         found = report(resolve(path, [NEW_RUN], text), MachineFlags())
     except ConfigError as error:  # the form has no lines
         raise UserError("\n".join(f"· {message}" for _, message in error.mistakes)) from None
-    stages = describe(found.run.plan.stages) if found.run else ""
+    stages = describe_stages(found.run.plan.stages) if found.run else ""
     return Planned(found.to_dict(), stages, str(found.advice))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rptrain.checkpoint.processes import ALONE, Processes
-from rptrain.checkpoint.state import load_state, save_state
+from rptrain.checkpoint.state import Background, load_state, save_state
 from tests.cases import UPDATES, long
 
 from .. import plain, runs
@@ -45,8 +45,8 @@ def train(store, plan, *, batches, folder, saves=False, resumed=False, shared=No
 def save(store, snapshot, folder, processes):
     with snapshot:
         meta = {"model_dir": str(folder)}
-        options = {"order": snapshot.order, "release": snapshot.release}
-        save_state(folder, store.units, step=SAVED, meta=meta, processes=processes, **options)
+        background = Background(snapshot.order, snapshot.release)
+        save_state(folder, store.units, step=SAVED, meta=meta, background=background, processes=processes)
 
 
 @UPDATES

@@ -132,24 +132,24 @@ def test_bfloat16_with_remainder_is_an_exact_float32_master(fallback, grad_dtype
     states, master = make_states(70_001, torch.bfloat16)
     with make_adam(fallback) as optimizer:
         result = run(optimizer, states, grad_dtype, steps=30)
-        oracle = {"source": master.clone(), "remainder": None, "exp_avg": None, "exp_avg_sq": None}
-        oracle |= {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
+        reference = {"source": master.clone(), "remainder": None, "exp_avg": None, "exp_avg_sq": None}
+        reference |= {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
         for step in range(1, 31):
             grad = values(len(master), 100 + step, grad_dtype).float()
             optimizer.update(
-                **oracle,
-                target=oracle["source"],
+                **reference,
+                target=reference["source"],
                 grad=grad,
                 lr=1e-2 / step,
                 weight_decay=0.1,
                 step=step,
                 grad_scale=0.37,
             )
-    bits = oracle["source"].view(torch.int32)
+    bits = reference["source"].view(torch.int32)
     assert torch.equal(join(result["source"], result["remainder"]).view(torch.int32), bits)
     assert torch.equal(result["source"].view(torch.int16), ((bits + 0x8000) >> 16).short())
-    assert torch.equal(result["exp_avg"], oracle["exp_avg"])
-    assert torch.equal(result["exp_avg_sq"], oracle["exp_avg_sq"])
+    assert torch.equal(result["exp_avg"], reference["exp_avg"])
+    assert torch.equal(result["exp_avg_sq"], reference["exp_avg_sq"])
 
 
 @PATHS
@@ -157,16 +157,16 @@ def test_bfloat16_with_remainder_is_an_exact_float32_master(fallback, grad_dtype
 def test_float16_is_the_rounded_copy_of_a_float32_master(fallback, count):
     """The float32 variant on the master gives the same bits; parameters are it as torch rounds it."""
     states, master = make_states(count, torch.float16)
-    oracle, _ = make_states(count, torch.float32)
+    reference, _ = make_states(count, torch.float32)
     with make_adam(fallback) as optimizer:
         result = run(optimizer, states, torch.float16)
         for step in range(1, 6):
             grad = values(count, 100 + step, torch.float16).float()
             options = {"lr": 1e-2 / step, "weight_decay": 0.1, "step": step, "grad_scale": 0.37}
-            optimizer.update(**oracle, target=oracle["source"], grad=grad, **options)
-    assert torch.equal(result["masters"], oracle["source"])
+            optimizer.update(**reference, target=reference["source"], grad=grad, **options)
+    assert torch.equal(result["masters"], reference["source"])
     assert not torch.equal(result["masters"], master)
-    assert torch.equal(result["source"], oracle["source"].half())
+    assert torch.equal(result["source"], reference["source"].half())
 
 
 def halves():

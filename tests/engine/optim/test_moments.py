@@ -1,4 +1,4 @@
-"""Moments in 16 and in 8 bits: an oracle that looks codes up in tables, the means that rounding keeps, equal bits."""
+"""Moments in 16 and in 8 bits: a reference that looks codes up in tables, the means that rounding keeps, equal bits."""
 
 import numpy as np
 import pytest
@@ -12,15 +12,7 @@ from rptrain.models.locate import locate, read_config
 from tests.cases import UPDATES, long
 
 from .. import plain, runs
-from .updates import (
-    BETAS,
-    EPS,
-    PATHS,
-    assert_same_bits,
-    instruction_sets,
-    make_adam,
-    values,
-)
+from .updates import BETAS, EPS, PATHS, assert_same_bits, instruction_sets, make_adam, values
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = pytest.mark.parametrize("kind", ["bf16", "int8"])
@@ -81,8 +73,8 @@ def trained(optimizer, kind, dtype, grad_dtype, count, steps=4, in_place=True):
     return states
 
 
-# The oracle: one number after the other is read, updated and rounded, in float32. It looks up what lies below a number
-# in a table, where the code takes roots.
+# The reference: one number after the other is read, updated and rounded, in float32. It looks up what lies below a
+# number in a table, where the code takes roots.
 
 
 def random_halves(noise, count):
@@ -98,7 +90,7 @@ def random_halves(noise, count):
     return np.array(halves, dtype=np.int64).T
 
 
-class Bf16Oracle:
+class Bf16Reference:
     """Floats between whose neighbors in bfloat16 a 16-bit number decides."""
 
     def __init__(self, count):
@@ -115,7 +107,7 @@ class Bf16Oracle:
         return np.where(random >= 0x10000 - part, up, down)
 
 
-class CodeOracle:
+class CodeReference:
     """127 and 255 squares a block, and chances by the distance from the squares on both sides."""
 
     def __init__(self, count):
@@ -149,12 +141,12 @@ class CodeOracle:
         return kept * kept
 
 
-ORACLES = {"bf16": Bf16Oracle, "int8": CodeOracle}
+REFERENCES = {"bf16": Bf16Reference, "int8": CodeReference}
 
 
-def oracle(kind, master, grads, rate=1e-2):
+def reference(kind, master, grads, rate=1e-2):
     """(master weights, exp_avg, exp_avg_sq as they are kept) after a step for each gradient."""
-    kept, master = ORACLES[kind](len(master)), master.numpy().copy()
+    kept, master = REFERENCES[kind](len(master)), master.numpy().copy()
     beta1, beta2 = BETAS
     for step, grad in enumerate(grads, 1):
         g = grad.float().numpy() * F(0.37)
@@ -170,11 +162,11 @@ def oracle(kind, master, grads, rate=1e-2):
 @SMALL
 @DTYPES
 @PATHS
-def test_equals_the_oracle_to_the_bit(kind, dtype, grad_dtype, fallback):
+def test_equals_the_reference_to_the_bit(kind, dtype, grad_dtype, fallback):
     count, steps = 40 * moments.BLOCK, 6
     _, master = start(kind, dtype, count)
     grads = [gradients(count, 100 + step, grad_dtype) for step in range(1, steps + 1)]
-    expected = oracle(kind, master, grads)
+    expected = reference(kind, master, grads)
     with make_adam(fallback) as optimizer:
         states = trained(optimizer, kind, dtype, grad_dtype, count, steps)
     weights = states.get("masters", states["source"])

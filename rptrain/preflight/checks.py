@@ -1,4 +1,4 @@
-"""What would refuse a run besides its plan: what training checks before it starts, as far as a quick look can tell.
+"""What would refuse a run besides its plan: what training checks before it starts, as far as can be found quickly.
 
 Training makes these checks too, and stops at the first that fails; then it reads all data.
 """
@@ -10,14 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rptrain.checkpoint import adapter, eos
+from rptrain.checkpoint import adapter
 from rptrain.checkpoint.adapter import AdapterFiles
 from rptrain.checkpoint.atomic_dir import REPLACED, beside
-from rptrain.checkpoint.base_files import check_base_files, check_links
 from rptrain.checkpoint.export import check_names
 from rptrain.config.resolve import Resolved
 from rptrain.config.schema import Config, TrainSet
-from rptrain.data import padding, plan_cache
+from rptrain.data import eos, padding, plan_cache
 from rptrain.data.amount import Amount, amount_of, is_supervised, warnings_of
 from rptrain.data.cache import check_folder, default_folder
 from rptrain.data.datasets import check_vocabulary, find_tokenizer
@@ -26,15 +25,16 @@ from rptrain.data.loader import RANDOM, is_file_set
 from rptrain.data.plan_cache import DataChecks
 from rptrain.data.template import load_template
 from rptrain.inference import evaluate
+from rptrain.models.base_files import check_base_files, check_links
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.pretrained import WeightFiles
-from rptrain.planner.model import find_files, lora_settings
+from rptrain.preflight.model import find_files, lora_settings
 from rptrain.runs.folder.event_log import check_not_training
 from rptrain.runs.folder.run_dir import RunDir, check_creatable, find, forks
 from rptrain.utils.errors import UserError, explained
 
 TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}  # their modules
-CODE = (__file__, evaluate.__file__, eos.__file__)  # checks of data are here, too
+CODE = (__file__, evaluate.__file__)  # checks of data are here, too
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Readiness:
+class CheckResults:
     """What was found out about a run that is not part of its plan. `amount`: None if it is unknown."""
 
     refusals: tuple[Refusal, ...]
@@ -60,7 +60,7 @@ class Readiness:
     amount: Amount | None
 
 
-def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -> Readiness:
+def run_checks(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -> CheckResults:
     """Checks a run on this machine. `config`: that of `resolved`, without "auto"."""
     checks, padding_row = Checks(resolved), None
     checks.make("log.report_to", check_trackers, config.log.report_to)
@@ -80,7 +80,7 @@ def look(resolved: Resolved, config: Config, model_dir: Path, spec: ModelSpec) -
             padding_row = padding.trained_without(spec)
     checks.make("data.cache_dir", check_token_cache, config, model_dir)
     data = check_data(config, model_dir, spec, padding_row, checks)
-    return Readiness(tuple(checks.refusals), data.warnings, data.amount)
+    return CheckResults(tuple(checks.refusals), data.warnings, data.amount)
 
 
 class Checks:
@@ -118,22 +118,23 @@ def check_data(config: Config, model_dir: Path, spec: ModelSpec, padding_row: in
         path = plan_cache.path_of(config, model_dir, spec.vocab_size, padding_row, CODE)
     if path and (found := plan_cache.load(path)):
         return found
-    refused, warnings, amount, read = len(checks.refusals), list[str](), None, list[Excerpt]()
-    tokenizer = None
+    refused, rows, amount, tokenizer = len(checks.refusals), _FirstRows(config, checks), None, None
     checks.make("data.chat_template", check_template, config)
     if len(checks.refusals) == refused:
         with checks.about("model.path"):
             tokenizer = find_tokenizer(config, model_dir)
     if len(checks.refusals) > refused:  # rows are not tokenized without a template and a tokenizer
-        look_at_files(config, checks)
+        check_files(config, checks)
         return DataChecks((), None)
     with checks.about("model.path"):
         own_eos = eos.eos_ids(model_dir, spec.config, tokenizer)
         if config.eval.questions:
             checks.make("eval.questions", evaluate.check_questions, tokenizer)
-        amount = _look_at_data(config, model_dir, spec, tokenizer, own_eos, padding_row, checks, warnings, read)
-    found = DataChecks(tuple(warnings), amount)
-    if path and len(checks.refusals) == refused and not any(one.out_of_time for one in read):
+        rows.read(tokenizer, spec.vocab_size, model_dir)
+        rows.warn_of_ends(tokenizer, own_eos, padding_row)
+        amount = rows.amount()
+    found = DataChecks(tuple(rows.warnings), amount)
+    if path and len(checks.refusals) == refused and not any(one.out_of_time for one in rows.excerpts):
         plan_cache.store(path, found)
     return found
 
@@ -144,7 +145,7 @@ def data_sets(config: Config) -> list[tuple[str, TrainSet]]:
     return [(f"data.{name}.{number}.path", source) for name, found in sets for number, source in enumerate(found)]
 
 
-def look_at_files(config: Config, checks: Checks) -> None:
+def check_files(config: Config, checks: Checks) -> None:
     """Checks what can be found out about data sets without a tokenizer."""
     for key, source in data_sets(config):
         checks.make(key, check_readable, source, config.data)
@@ -157,42 +158,45 @@ def check_template(config: Config) -> None:
         load_template(None, config.data.chat_template)
 
 
-def _look_at_data(
-    config: Config,
-    model_dir: Path,
-    spec: ModelSpec,
-    tokenizer: Any,
-    own_eos: frozenset[int],
-    padding_row: int | None,
-    checks: Checks,
-    warnings: list[str],
-    read: list[Excerpt],
-) -> Amount | None:
-    """Checks the first rows of every data set, which are added to `read`; the amount of the training sets."""
-    found, held_out = list[Excerpt](), list[Excerpt]()
-    for key, source in data_sets(config):
-        with checks.about(key):
-            one = excerpt(source, config.data, tokenizer, PLANNING)
-            read.append(one)
-            if warning := one.check(config.data.max_bad_rows):
-                warnings.append(warning)
-            check_vocabulary(max((part.stream.largest for part in one.parts), default=-1), spec.vocab_size, model_dir)
-            (found if key.startswith("data.train.") else held_out).append(one)
-    if any(one.parts for one in held_out):
-        with checks.about("data.val.0.path"):
-            is_supervised(config, held_out)
-    ends = {token for one in found for token in one.tally.ends}
-    if ends - own_eos:
-        warnings.append(eos.sentence(sorted(ends - own_eos), tokenizer))
-    streams = (part.stream for one in found for part in one.parts)
-    if warning := padding.warning(padding_row, own_eos | ends, streams, tokenizer):
-        warnings.append(warning)
-    if len(found) < len(config.data.train):
+class _FirstRows:
+    """Checks of the first rows of every data set, which are in `excerpts` if they could be read."""
+
+    def __init__(self, config: Config, checks: Checks) -> None:
+        self._config, self._checks = config, checks
+        self.excerpts, self._train = list[Excerpt](), list[Excerpt]()
+        self.warnings = list[str]()
+
+    def read(self, tokenizer: Any, vocab_size: int, model_dir: Path) -> None:
+        data, held_out = self._config.data, list[Excerpt]()
+        for key, source in data_sets(self._config):
+            with self._checks.about(key):
+                one = excerpt(source, data, tokenizer, PLANNING)
+                self.excerpts.append(one)
+                if warning := one.check(data.max_bad_rows):
+                    self.warnings.append(warning)
+                check_vocabulary(max((part.stream.largest for part in one.parts), default=-1), vocab_size, model_dir)
+                (self._train if key.startswith("data.train.") else held_out).append(one)
+        if any(one.parts for one in held_out):
+            with self._checks.about("data.val.0.path"):
+                is_supervised(self._config, held_out)
+
+    def warn_of_ends(self, tokenizer: Any, own_eos: frozenset[int], padding_row: int | None) -> None:
+        """Warn of replies that end with other tokens than the EOS ids, and of a padding row that the data has."""
+        ends = {token for one in self._train for token in one.tally.ends}
+        if ends - own_eos:
+            self.warnings.append(eos.sentence(sorted(ends - own_eos), tokenizer))
+        streams = (part.stream for one in self._train for part in one.parts)
+        if warning := padding.warning(padding_row, own_eos | ends, streams, tokenizer):
+            self.warnings.append(warning)
+
+    def amount(self) -> Amount | None:
+        """The amount of the training sets; None if one of them could not be read."""
+        if len(self._train) < len(self._config.data.train):
+            return None
+        with self._checks.about("data.max_length"):
+            self.warnings += warnings_of(self._config, self._train)
+            return amount_of(self._config, self._train)
         return None
-    with checks.about("data.max_length"):
-        warnings += warnings_of(config, found)
-        return amount_of(config, found)
-    return None
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -1,32 +1,39 @@
-"""The end of a run: its last record, and how to resume a run whose failure a user can fix."""
+"""The end of a run: its last record, how to resume it after a failure that a user can fix, and the step that a signal
+ends.
+"""
 
 import shlex
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 
 from rptrain.config.types import format_size
 from rptrain.engine.distributed.peers import PeerLost
 from rptrain.engine.errors import EngineError
 from rptrain.engine.failures import GpuFailure, gpu_failure
+from rptrain.engine.progress import StepProgress
 from rptrain.runs.folder.control import STOP, StopRequested
 from rptrain.runs.folder.event_log import EventLog
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records.events import Failed, Finished, Stopped
-from rptrain.runs.signals import INTERRUPTED, PROCESS
 from rptrain.train.save import Saver
 from rptrain.train.telemetry import Telemetry
 from rptrain.train.trackers import Trackers
 from rptrain.train.watchdog import Stall, Watchdog
 from rptrain.utils.errors import RunDeleted, TrainingError, UserError, describe, out_of_resources
 from rptrain.utils.paths import inside
+from rptrain.utils.signals import INTERRUPTED, PROCESS
+from rptrain.utils.text import counted
+from rptrain.utils.units import format_duration
 
 TRACEBACK = "failure.txt"  # the file with the traceback of the last failure of a GPU
 LESS = 0.9  # the fraction of its GPU memory with which a run is resumed after it ran out of it
 STEP = 1 << 28  # bytes; limits are multiples of it
 CANCELING = 2.0  # most seconds to wait for a canceled save: it may hang
+BRIEF = 2.0  # seconds: a step that a signal ends sooner is not reported
 
 
 class RunEnd:
@@ -171,3 +178,44 @@ def _how_to_resume(run: RunDir, *, alone: bool, failed: bool, changes: Sequence[
         return f"{saved[-1].name} is complete: processes that torchrun starts again resume from it"
     command = shlex.join(["rptrain", "--config", str(run.config_path), f"save.resume={run.path}", *changes])
     return f"{saved[-1].name} is complete: {'fix the problem, then ' if failed else ''}resume from it with: {command}"
+
+
+class Stopping:
+    """Decides after a signal whether a step is dropped: if its state would be saved later than `timeout` seconds after
+    the signal (`save.stop_timeout`). If dropping it leaves nothing new to save, it has the whole time.
+
+    `note` is called with what happens to each step. `saved` returns the step of the last checkpoint, 0 without one.
+    `alone`: no other process trains the run; others would wait for the step forever, so that it is never dropped.
+    """
+
+    def __init__(self, timeout: float, note: Callable[[str], object], saved: Callable[[], int], *, alone: bool) -> None:
+        self._timeout, self._note, self._saved, self._alone = timeout, note, saved, alone
+        self._reported = 0  # the step that was reported last
+
+    def drops(self, step: int, progress: StepProgress, save_seconds: float) -> bool:
+        """Whether to drop this step, which has not ended. `save_seconds`: how long the last save took, 0 before."""
+        if not PROCESS.received:
+            return False
+        left, saved = progress.left, self._saved()
+        time = max(PROCESS.first + self._timeout - save_seconds - monotonic(), 0.0)
+        late = left is not None and left > time
+        if self._alone and (time == 0 or (late and step - 1 > saved)):
+            return True
+        if self._reported < step and (left is None or left >= BRIEF):
+            self._reported = step
+            ends = "has just begun" if left is None else f"ends in about {format_duration(left)}"
+            limit = f", or dropped after {format_duration(time)}" if self._alone and (left is None or late) else ""
+            keeps = f"keeps checkpoint-{saved}" if saved else "saves nothing"
+            what = f"step {step} {ends} ({_done(progress)}): it is saved at its end{limit}"
+            self._note(f"{what}; another signal stops at once and {keeps}")
+        return False
+
+    def dropped(self, step: int, progress: StepProgress) -> None:
+        """Report that this step was dropped."""
+        left = "" if progress.left is None else f", about {format_duration(progress.left)} more to go"
+        before = f"the state after step {step - 1} is saved" if step > 1 else "no step is complete"
+        self._note(f"step {step} is dropped ({_done(progress)}{left}): {before}")
+
+
+def _done(progress: StepProgress) -> str:
+    return f"{progress.done:,} of {counted(progress.micro_batches, 'micro-batch')} done"

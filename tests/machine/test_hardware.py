@@ -1,36 +1,26 @@
 """Machines that are here, and planned ones: how many devices, and what memory there is of each."""
 
+import os
+import re
 from dataclasses import replace
-from rptrain.config.schema import Engine
-from rptrain.engine.distributed.launch import Launch
-from rptrain.models.families.registry import build
-from rptrain.planner import hardware
-from rptrain.planner.hardware import CONTEXT
-from rptrain.planner.hardware import Gpu
-from rptrain.planner.hardware import Hardware
-from rptrain.planner.hardware import MARGIN
-from rptrain.planner.hardware import gpu_memory
-from rptrain.planner.hardware import here
-from rptrain.planner.hardware import installed_for
-from rptrain.planner.hardware import planned
-from rptrain.planner.hardware import usable
-from rptrain.planner.model import for_hardware
-from rptrain.schedule.machine import CARDS
-from rptrain.schedule.machine import CPU
-from rptrain.schedule.machine import Machine
-from rptrain.schedule.machine import Rates
-from rptrain.schedule.machine import card_named
-from rptrain.utils.errors import UserError
-from tests.engine import plain
-from tests.run_tools import write_config
 from types import SimpleNamespace
 from typing import Any
-import os
+
 import psutil
 import pynvml
 import pytest
-import re
 import torch
+
+from rptrain.config.schema import Engine
+from rptrain.engine.distributed.launch import Launch
+from rptrain.machine import hardware
+from rptrain.machine.hardware import CONTEXT, MARGIN, Gpu, Hardware, gpu_memory, here, installed_for, planned, usable
+from rptrain.models.families.registry import build
+from rptrain.preflight.model import for_hardware
+from rptrain.schedule.machine import CARDS, CPU, Machine, Rates, card_named
+from rptrain.utils.errors import UserError
+from tests.engine import plain
+from tests.run_tools import write_config
 
 GIB = 1 << 30
 CARD = CARDS["rtx4090"]
@@ -43,7 +33,7 @@ def test_a_kernel_that_does_not_tell_what_is_shared(monkeypatch):
 
 def test_workers_on_the_cpu_have_the_hosts_memory():
     found = here(Engine(devices="cpu:3"))
-    assert (found.devices, found.gpus, found.room, found.machine.card) == (3, (), None, CPU)
+    assert (found.devices, found.gpus, found.tensor_bytes, found.machine.card) == (3, (), None, CPU)
     assert found.here and found.host_source == "free" and found.host == found.host_most
     assert found.host and found.program < found.host
     limited = here(Engine(devices="cpu:3", host_limit=5 * GIB))
@@ -132,7 +122,7 @@ def test_a_planned_machine_has_what_the_config_names():
 def test_the_memory_of_a_planned_gpu():
     found = planned(CARD, 2, 800 * GIB, Engine())
     assert [gpu.name for gpu in found.gpus] == ["cuda:0", "cuda:1"]
-    assert found.room == CARD.vram - CONTEXT - MARGIN and found.gpus[0].limit == CARD.vram - MARGIN
+    assert found.tensor_bytes == CARD.vram - CONTEXT - MARGIN and found.gpus[0].limit == CARD.vram - MARGIN
     assert (found.host, found.host_source, found.host_most) == (usable(800 * GIB, 2), "--host", usable(800 * GIB, 2))
     limited = planned(CARD, 2, 800 * GIB, Engine(vram_limit=12 * GIB, host_limit=100 * GIB))
     assert limited.gpus[0].limit == 12 * GIB and limited.gpus[0].source == "engine.vram_limit"
@@ -152,13 +142,13 @@ def test_the_threads_of_a_planned_machine():
 
 
 def test_what_sets_the_room_of_gpus(two_gpus):
-    assert planned(CARD, 2, None, Engine()).room_source == CARD.name
-    assert planned(CARD, 2, None, Engine(), vram_source="--vram").room_source == "--vram"
+    assert planned(CARD, 2, None, Engine()).tensor_source == CARD.name
+    assert planned(CARD, 2, None, Engine(), vram_source="--vram").tensor_source == "--vram"
     limited = planned(CARD, 2, None, Engine(vram_limit=8 * GIB), vram_source="--vram")
-    assert limited.room_source == "engine.vram_limit"
-    assert planned(CARD, 2, None, Engine()).limited(Engine(vram_limit=8 * GIB)).room_source == "engine.vram_limit"
+    assert limited.tensor_source == "engine.vram_limit"
+    assert planned(CARD, 2, None, Engine()).limited(Engine(vram_limit=8 * GIB)).tensor_source == "engine.vram_limit"
     both = replace(limited, gpus=gpu_memory(("cuda:0", "cuda:1"), 22 * GIB))
-    assert both.room_source == "what is free on cuda:0 (other processes use 3.50 GiB)"
+    assert both.tensor_source == "what is free on cuda:0 (other processes use 3.50 GiB)"
     assert both.names == ("cuda:0", "cuda:1") and here(Engine(devices="cpu:2")).names == ("cpu:0", "cpu:1")
 
 
@@ -200,7 +190,7 @@ def test_the_memory_of_gpus_that_are_here(two_gpus):
     assert gpu_memory(names, None)[0] == expected
     assert [gpu.limit for gpu in gpu_memory(names, 8 * GIB)] == [8 * GIB, 8 * GIB]
     both = gpu_memory(names, 22 * GIB)
-    assert [(gpu.room, gpu.source) for gpu in both] == [
+    assert [(gpu.tensor_bytes, gpu.source) for gpu in both] == [
         (20 * GIB, "free"),
         (22 * GIB - GIB // 2, "engine.vram_limit"),
     ]
@@ -239,11 +229,11 @@ def test_memory_of_other_processes_does_not_count_as_ours(monkeypatch, counted, 
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 2 * mib)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[0], 24 * GIB))
     (gpu,) = gpu_memory(("cuda:0",), 4 * GIB)
-    assert (gpu.context, gpu.room, gpu.source) == (context * mib, 4 * GIB - context * mib, "engine.vram_limit")
+    assert (gpu.context, gpu.tensor_bytes, gpu.source) == (context * mib, 4 * GIB - context * mib, "engine.vram_limit")
     assert abs(gpu.others - 3 * GIB) < 128 * mib
     free[0] = 21 * GIB
     (gpu,) = gpu_memory(("cuda:0",), 23 * GIB)
-    assert gpu.source == "free" and gpu.room == free[0]
+    assert gpu.source == "free" and gpu.tensor_bytes == free[0]
     (warning,) = hardware._warnings(Engine(devices="cuda:0", vram_limit=23 * GIB), [gpu])
     assert re.fullmatch(
         r"engine\.vram_limit is 23\.0 GiB, but cuda:0 has 2\d\.\d GiB left \(other processes use [23]\.\d+ GiB\)",

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rptrain.checkpoint.export_progress import GENERATION
+from rptrain.models.base_files import GENERATION
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.utils.errors import UserError

@@ -16,12 +16,12 @@ from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.share import Share
 from rptrain.engine.failures import gpu_failure
 from rptrain.engine.optim.adam import default_threads
-from rptrain.engine.store import available_bytes
-from rptrain.planner.gpus import resolve, unusable
-from rptrain.planner.rates import measured_links, measured_rates
+from rptrain.machine.gpus import resolve, unusable
+from rptrain.machine.rates import measured_links, measured_rates
 from rptrain.schedule.machine import CPU, GB, GIB, Card, Machine, Rates, card_named
 from rptrain.utils import numa
 from rptrain.utils.errors import UserError
+from rptrain.utils.host_memory import available_bytes
 from rptrain.utils.parallel import cores
 from rptrain.utils.units import format_bytes
 
@@ -51,14 +51,14 @@ class Gpu:
 
     name: str
     context: int  # bytes of the CUDA context
-    room: int  # bytes for tensors, including those for libraries
+    tensor_bytes: int  # including those for libraries
     source: str  # source of the limit: a key, a flag, the card, or "free"
     most: int  # the largest useful engine.vram_limit
     others: int = 0  # bytes that other processes use
 
     @property
     def limit(self) -> int:
-        return self.context + self.room
+        return self.context + self.tensor_bytes
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,16 @@ class Hardware:
         return tuple(sorted({device_kind(name) for name in self.names})) if self.here else (self.machine.card.name,)
 
     @property
-    def room(self) -> int | None:
+    def tensor_bytes(self) -> int | None:
         """Bytes for tensors on each GPU; None for CPU workers."""
-        return min((gpu.room for gpu in self.gpus), default=None)
+        return min((gpu.tensor_bytes for gpu in self.gpus), default=None)
 
     @property
-    def room_source(self) -> str:
-        """The source of `room`, as the subject of a sentence."""
+    def tensor_source(self) -> str:
+        """The source of `tensor_bytes`, as the subject of a sentence."""
         if not self.gpus:
             return "the host"
-        least = min(self.gpus, key=lambda gpu: gpu.room)
+        least = min(self.gpus, key=lambda gpu: gpu.tensor_bytes)
         return f"what is free on {least.name}{_beside(least.others)}" if least.source == "free" else least.source
 
     def share(self, config: Config) -> Share | None:
@@ -166,7 +166,8 @@ class Hardware:
         gpus, host = self.gpus, self.host
         if limit := engine.vram_limit:
             gpus = tuple(
-                replace(gpu, room=min(limit, gpu.most) - gpu.context, source="engine.vram_limit") for gpu in gpus
+                replace(gpu, tensor_bytes=min(limit, gpu.most) - gpu.context, source="engine.vram_limit")
+                for gpu in gpus
             )
         if engine.host_limit:
             host = min(engine.host_limit, self.host_most or engine.host_limit)
@@ -289,8 +290,10 @@ def planned(
     if count is None:
         count = len(engine.devices.split(",")) if engine.devices.startswith("cuda:") else 1
     source = "engine.vram_limit" if engine.vram_limit else vram_source or card.name
-    room = _room(card.name, engine.vram_limit, CONTEXT, source, free=card.vram - CONTEXT, total=card.vram)
-    gpus = tuple(Gpu(f"cuda:{index}", CONTEXT, room, source, card.vram) for index in range(count))
+    tensor_bytes = _tensor_bytes(
+        card.name, engine.vram_limit, CONTEXT, source, free=card.vram - CONTEXT, total=card.vram
+    )
+    gpus = tuple(Gpu(f"cuda:{index}", CONTEXT, tensor_bytes, source, card.vram) for index in range(count))
     most = None if host is None else usable(host, count)
     limits = [(size, name) for size, name in ((most, "--host"), (engine.host_limit, "engine.host_limit")) if size]
     limit, named = min(limits, default=(None, "not known"))
@@ -365,8 +368,8 @@ def gpu_memory(devices: Sequence[str], vram_limit: int | None) -> tuple[Gpu, ...
         others = used - context
         source = "engine.vram_limit" if vram_limit is not None and vram_limit - context <= free else "free"
         said = f"what is free{_beside(others)}" if source == "free" else source
-        room = _room(name, vram_limit, context, said, free=free, total=total)
-        gpus.append(Gpu(name, context, room, source, min(free + context, total), others))
+        tensor_bytes = _tensor_bytes(name, vram_limit, context, said, free=free, total=total)
+        gpus.append(Gpu(name, context, tensor_bytes, source, min(free + context, total), others))
     return tuple(gpus)
 
 
@@ -386,16 +389,16 @@ def _warnings(engine: Engine, gpus: Sequence[Gpu]) -> Iterator[str]:
             )
 
 
-def _room(name: str, vram_limit: int | None, context: int, source: str, *, free: int, total: int) -> int:
+def _tensor_bytes(name: str, vram_limit: int | None, context: int, source: str, *, free: int, total: int) -> int:
     """Bytes for tensors on a GPU."""
     if vram_limit is not None and vram_limit > total:
         raise UserError(
             f"engine.vram_limit is {format_bytes(vram_limit)}, but {name} has {format_bytes(total)}: lower or remove it"
         )
-    room = min(vram_limit - context, free) if vram_limit is not None else free - MARGIN
-    if room <= 0:
+    tensor_bytes = min(vram_limit - context, free) if vram_limit is not None else free - MARGIN
+    if tensor_bytes <= 0:
         has = f"{format_bytes(free)} free" if free >= 0 else format_bytes(total)
         raise UserError(
             f"{source} leaves nothing for tensors: {name} has {has}, and the CUDA context takes {format_bytes(context)}"
         )
-    return room
+    return tensor_bytes

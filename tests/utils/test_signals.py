@@ -9,9 +9,9 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from rptrain.runs.signals import PROCESS, TOGETHER, Signals
 from rptrain.utils.native import library as native_library
 from rptrain.utils.native_watchdog import NativeWatchdog
+from rptrain.utils.signals import PROCESS, TOGETHER, Signals
 
 from .. import run_tools as tools
 
@@ -20,7 +20,7 @@ KINDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # interpreter lock and that no signal ends.
 PROGRAM = """
 import ctypes, time
-from rptrain.runs.signals import PROCESS
+from rptrain.utils.signals import PROCESS
 from rptrain.utils.native_watchdog import NativeWatchdog
 PROCESS.install(NativeWatchdog.load())
 PROCESS.begin()
@@ -55,7 +55,7 @@ def start(action: str) -> subprocess.Popen[str]:
 def test_a_third_signal_ends_a_process_without_native_code(monkeypatch):
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    monkeypatch.setattr("rptrain.runs.signals.TOGETHER", 0.0)
+    monkeypatch.setattr("rptrain.utils.signals.TOGETHER", 0.0)
     with suppress(KeyboardInterrupt), PROCESS.handled(), PROCESS.deferred():
         for number, interrupts in zip(KINDS, (False, True), strict=False):
             with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
@@ -69,14 +69,14 @@ def test_a_third_signal_ends_a_process_without_native_code(monkeypatch):
 @pytest.mark.parametrize("numbers", [*((kind,) * 3 for kind in KINDS), KINDS], ids=[*(k.name for k in KINDS), "all"])
 def test_signals_at_once_count_once(numbers, monkeypatch):
     """As `timeout` sends them: to the process, and to its group; a terminal that closes sends two kinds."""
-    monkeypatch.setattr("rptrain.runs.signals.TOGETHER", 60.0)
+    monkeypatch.setattr("rptrain.utils.signals.TOGETHER", 60.0)
     with suppress(KeyboardInterrupt), PROCESS.handled(), PROCESS.deferred():
         try:
             for number in numbers:
                 signal.raise_signal(number)
         finally:
             received = PROCESS.received
-        monkeypatch.setattr("rptrain.runs.signals.TOGETHER", 0.0)
+        monkeypatch.setattr("rptrain.utils.signals.TOGETHER", 0.0)
         with pytest.raises(KeyboardInterrupt):  # a later one
             signal.raise_signal(numbers[0])
     assert received == 1
@@ -165,7 +165,7 @@ def test_a_third_signal_ends_a_process_at_exit():
 # its standard input ends, in the deletion of a module.
 ENDING = """
 import os, sys
-from rptrain.runs.signals import PROCESS
+from rptrain.utils.signals import PROCESS
 from rptrain.utils.native_watchdog import NativeWatchdog
 
 class Late:
@@ -200,7 +200,7 @@ def test_signals_are_counted_until_the_interpreter_has_ended(signals):
 
 def test_a_signal_in_code_from_a_string_leaves_the_exit_code(tmp_path):
     (tmp_path / "program.py").write_text("""
-from rptrain.runs.signals import PROCESS
+from rptrain.utils.signals import PROCESS
 PROCESS.install(None)
 PROCESS.begin()
 try:
@@ -218,7 +218,7 @@ def test_a_signal_before_a_command_or_during_imports_ends_the_process(begin):
     program = f"""
 import signal
 from contextlib import nullcontext
-from rptrain.runs.signals import PROCESS
+from rptrain.utils.signals import PROCESS
 PROCESS.install(None)
 {begin}
 with PROCESS.importing() if {bool(begin)} else nullcontext():
@@ -232,7 +232,7 @@ with PROCESS.importing() if {bool(begin)} else nullcontext():
 BAR = """
 import time
 from contextlib import nullcontext
-from rptrain.runs.signals import PROCESS
+from rptrain.utils.signals import PROCESS
 from rptrain.utils import phases
 from rptrain.utils.native_watchdog import NativeWatchdog
 from rptrain.utils.phase_display import PhaseDisplay
@@ -281,7 +281,7 @@ def test_a_terminal_has_its_cursor_after_a_process_that_ends_at_once(context: st
 def test_an_interrupt_is_not_lost_in_a_deletion():
     program = """
 import signal, time
-from rptrain.runs.signals import PROCESS
+from rptrain.utils.signals import PROCESS
 
 class Deleted:
     def __del__(self):

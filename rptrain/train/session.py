@@ -1,5 +1,8 @@
-"""Set up the memory, the weights and the engine of a job."""
+"""Open what a run needs: its records, commands and threads, the memory and the weights of its model, and the engine."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +15,80 @@ from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 from rptrain.engine.store import ModelStore
 from rptrain.models.weights.digests import TensorDigests
 from rptrain.models.weights.file_backed import FileBackedWeights
+from rptrain.runs.folder.control import Control
+from rptrain.runs.records.lanes import Phase
+from rptrain.train.begin import Begun, record_start
+from rptrain.train.group import Group
 from rptrain.train.job import Job
+from rptrain.train.progress import Journal, ProgressDisplay
+from rptrain.train.replan import with_recorded_times
+from rptrain.train.save import Saver
+from rptrain.train.telemetry import Telemetry
+from rptrain.train.trackers import Trackers
+from rptrain.train.watchdog import Watchdog, Watched
+
+PATIENCE = 60.0  # most seconds to wait for the telemetry or a tracker, neither of which is needed to train
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a run needs besides the engine. `shared`: if several processes train. `measure`: whether some steps are
+    measured, to plan the others with their times.
+    """
+
+    begun: Begun
+    group: Group
+    shared: Shared | None
+    journal: Journal
+    progress: ProgressDisplay
+    store: ModelStore
+    saver: Saver
+    control: Control
+    telemetry: Telemetry
+    watchdog: Watchdog
+    measure: bool
+
+    @contextmanager
+    def doing(self, phase: Phase) -> Iterator[None]:
+        """Tell the telemetry, the watchdog and the display what the run does."""
+        with self.telemetry.doing(phase), self.watchdog.doing(phase), self.progress.doing(phase):
+            yield
+
+
+def open_session(
+    begun: Begun, group: Group, progress: ProgressDisplay, watchdog: Watchdog, stack: ExitStack
+) -> Session:
+    """Open everything that a run needs besides the engine. The stack closes it, once the end of the run is recorded."""
+    run, records, log, end = begun.run, begun.records, begun.log, begun.end
+    journal = Journal(log, progress)
+    watched = Watched(
+        records.path,
+        records.events_path,
+        journal.emit,
+        log.check,
+        end.record,
+        lambda: run.saved_step,
+        end.how_to_resume,
+    )
+    stack.enter_context(watchdog.watching(watched))
+    log.listen(watchdog.hear)
+    job, measure = with_recorded_times(begun.job, records.path)
+    end.vram = min((gpu.limit for gpu in job.hardware.gpus), default=None)
+    patience = min(job.config.engine.stall_timeout or PATIENCE, PATIENCE)
+    if group.first:
+        followers = stack.enter_context(Trackers(job.config, run, journal.emit, patience))
+        log.listen(followers.hear)
+        end.observers += (followers,)
+    telemetry = Telemetry(records.path, job.devices, journal.emit, log.check, patience, run.saved_step)
+    stack.enter_context(telemetry)
+    end.observers += (telemetry,)
+    record_start(log, job, group.size, begun.earlier.trained)  # before memory is page-locked, which takes long
+    store = stack.enter_context(open_store(job))
+    end.saver = saver = stack.enter_context(Saver(run, store.units, job.base, job.config.save, journal, group.saving))
+    control = Control(run.control_path if group.first else None, progress.note)
+    shared = group.shared(job.config)
+    begun = replace(begun, job=job)
+    return Session(begun, group, shared, journal, progress, store, saver, control, telemetry, watchdog, measure=measure)
 
 
 def open_store(job: Job) -> ModelStore:

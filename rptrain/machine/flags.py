@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, replace
 
 from rptrain.config.schema import Config
 from rptrain.config.types import parse_size
-from rptrain.planner import hardware
-from rptrain.planner.gpus import gpu_count
-from rptrain.planner.hardware import CardSource, Hardware
+from rptrain.machine import hardware
+from rptrain.machine.gpus import gpu_count
+from rptrain.machine.hardware import CardSource, Hardware
 from rptrain.schedule.machine import CARDS, card_named, is_named_after, with_rates
 from rptrain.utils.errors import UserError
 from rptrain.utils.suggest import nearest

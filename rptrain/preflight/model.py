@@ -4,6 +4,7 @@ from math import prod
 from pathlib import Path
 
 from rptrain.config.schema import Config, Lora
+from rptrain.machine.hardware import Hardware, sums_at_half_rate
 from rptrain.models.families import registry
 from rptrain.models.locate import PRESETS, locate, read_config
 from rptrain.models.spec import ModelShape, ModelSpec
@@ -15,8 +16,7 @@ from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
 from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import pieces
-from rptrain.planner.choose import DTYPES
-from rptrain.planner.hardware import Hardware, sums_at_half_rate
+from rptrain.utils.dtypes import DTYPES
 from rptrain.utils.errors import UserError
 
 

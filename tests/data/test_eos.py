@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rptrain.checkpoint.eos import added, eos_ids, generation_config, sentence, stops
+from rptrain.data.eos import added, eos_ids, generation_config, sentence, stops
 from rptrain.utils.errors import UserError
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "eos_token_id": 2, "pad_token_id": 0}

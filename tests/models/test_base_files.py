@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rptrain.checkpoint import base_files as module
-from rptrain.checkpoint.base_files import (
+from rptrain.models import base_files as module
+from rptrain.models.base_files import (
     COPIED,
     SETTINGS,
     BaseFile,

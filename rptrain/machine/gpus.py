@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from rptrain.engine.devices.accelerator import listed
-from rptrain.planner import rates
+from rptrain.machine import rates
 from rptrain.utils.errors import UserError
 from rptrain.utils.nvml import Driver
 from rptrain.utils.parallel import cores

@@ -9,11 +9,11 @@ import torch
 
 from rptrain.config.schema import Engine
 from rptrain.doctor import gpu
-from rptrain.planner import gpus
-from rptrain.planner.gpus import resolve, unusable
-from rptrain.planner.hardware import here
-from rptrain.planner.machine_flags import MachineFlags
-from rptrain.planner.room import free_room
+from rptrain.inference.free_memory import free_memory
+from rptrain.machine import gpus
+from rptrain.machine.flags import MachineFlags
+from rptrain.machine.gpus import resolve, unusable
+from rptrain.machine.hardware import here
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import cores
 
@@ -82,7 +82,9 @@ def test_gpus_that_torch_cannot_use_are_refused_everywhere_with_the_remedy(
         assert told.exit_code == 2 and "two workers on the CPU" in told.stderr
     check = gpu.examine()[0]
     assert check.status == "warning" and check.advice and check.text in str(unusable())
-    assert free_room().no_gpu == check.text and caplog.messages == [f"the model runs on the CPU, because {unusable()}"]
+    assert free_memory().no_gpu == check.text and caplog.messages == [
+        f"the model runs on the CPU, because {unusable()}"
+    ]
     assert resolve("cpu:2") == ("cpu:0", "cpu:1")
 
 
@@ -95,7 +97,7 @@ def test_gpus_that_are_hidden_on_purpose_leave_the_cpu_with_a_warning(listed, ca
     assert f'CUDA_VISIBLE_DEVICES = "{visible}" hides 2 GPUs ({CARD})' in warning
     with pytest.raises(UserError, match='"cuda": CUDA_VISIBLE_DEVICES'):
         resolve("cuda")
-    assert "hides" in free_room().no_gpu and not caplog.messages
+    assert "hides" in free_memory().no_gpu and not caplog.messages
     assert not here(Engine(devices="cpu:2")).warnings
 
 

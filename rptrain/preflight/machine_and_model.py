@@ -10,20 +10,20 @@ from rptrain.config.schema import Config
 from rptrain.data import padding
 from rptrain.data.cache import check_folder, default_folder
 from rptrain.data.loader import is_file_set
+from rptrain.machine.flags import MachineFlags
+from rptrain.machine.hardware import Hardware
 from rptrain.models.spec import ModelSpec
-from rptrain.planner.hardware import Hardware
-from rptrain.planner.machine_flags import MachineFlags
-from rptrain.planner.model import as_trained, base_model, find_files
-from rptrain.planner.refusals import (
+from rptrain.preflight.checks import (
     Checks,
     Refusal,
     check_data,
+    check_files,
     check_other_files,
     check_template,
     check_trackers,
     data_sets,
-    look_at_files,
 )
+from rptrain.preflight.model import as_trained, base_model, find_files
 from rptrain.runs.folder.run_dir import check_creatable, find, forks
 
 
@@ -42,7 +42,7 @@ def machine_and_model(resolved: Resolved) -> tuple[Hardware, Path, ModelSpec]:
         with checks.about(_key(config)):
             spec = as_trained(base, config)
     if hardware is None or model_dir is None or base is None or spec is None:
-        _look(resolved, checks, model_dir, base)
+        _check_rest(resolved, checks, model_dir, base)
         raise config_error(checks.refusals)
     return hardware, model_dir, spec
 
@@ -68,7 +68,7 @@ def _key(config: Config) -> str:
     return "lora.target_modules" if config.lora is not None else "train.method"
 
 
-def _look(resolved: Resolved, checks: Checks, model_dir: Path | None, base: ModelSpec | None) -> None:
+def _check_rest(resolved: Resolved, checks: Checks, model_dir: Path | None, base: ModelSpec | None) -> None:
     """Checks of the run besides its plan, as far as they do not need a model that cannot be read."""
     config = resolved.config
     checks.make("log.report_to", check_trackers, config.log.report_to)
@@ -82,7 +82,7 @@ def _look(resolved: Resolved, checks: Checks, model_dir: Path | None, base: Mode
         checks.make("data.cache_dir", check_folder, Path(config.data.cache_dir or default_folder()))
     if model_dir is None or base is None:
         checks.make("data.chat_template", check_template, config)
-        look_at_files(config, checks)
+        check_files(config, checks)
         return
     check_other_files(config, model_dir, checks)
     checks.make("model.path", find_files, config, model_dir, base)

@@ -14,16 +14,15 @@ from rptrain.utils.objects import check_keys
 from rptrain.utils.paths import leads_out
 from rptrain.utils.text import one_line
 
-BASE = "base"  # the folder in a checkpoint
 MAX_FILE = 512 << 20  # bytes: more than a tokenizer has
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")  # of models with more than a text model
 # The files that are copied, by name.
 COPIED = (
     CONFIG,
-    "generation_config.json",
+    GENERATION,
     *PROCESSORS,
     "tekken.json",
     "tokenizer.json",
@@ -44,7 +43,7 @@ COPIED = (
 # The model does without these: they are left out if they are links that lead out of the model's folder.
 LICENSES = ("LICENSE*", "NOTICE*")
 # The JSON files that transformers reads, but for vocabularies, which are large.
-SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+SETTINGS = (GENERATION, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # The JSON files that may have a chat template, under this key.
 TEMPLATE_KEY, WITH_TEMPLATES = "chat_template", ("tokenizer_config.json", "chat_template.json", *PROCESSORS)
 SHOWN = 3  # links that a message names

@@ -15,7 +15,7 @@ import pytest
 from rptrain.data import plan_cache
 from rptrain.data.datasets import find_tokenizer
 from rptrain.data.excerpt import PLANNING
-from rptrain.planner import refusals as module
+from rptrain.preflight import checks as module
 from rptrain.runs.folder.run_dir import RunDir, check_creatable
 from rptrain.utils.errors import UserError
 
@@ -224,7 +224,7 @@ def test_what_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest.Monkey
     def unreadable(*given: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "tokenizer.json")
 
-    monkeypatch.setattr("rptrain.planner.refusals.find_tokenizer", unreadable)
+    monkeypatch.setattr("rptrain.preflight.checks.find_tokenizer", unreadable)
     planned = tools.invoke("plan", "--config", "run.toml", "--json")
     (found,) = json.loads(planned.stdout)["refusals"]
     assert planned.exit_code == 2 and found["key"] == "model.path"

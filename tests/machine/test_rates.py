@@ -10,8 +10,8 @@ import torch
 
 from rptrain.data import cache
 from rptrain.engine.optim.adam import default_threads
-from rptrain.planner import hardware
-from rptrain.planner.rates import FILE, GpuRates, LinkRates, Versions, keep, load, measured_links, measured_rates
+from rptrain.machine import hardware
+from rptrain.machine.rates import FILE, GpuRates, LinkRates, Versions, keep, load, measured_links, measured_rates
 from rptrain.schedule.machine import CARDS, CPU, GB, MeasuredRates, Rates
 
 FIRST = GpuRates(

@@ -1,0 +1,1 @@
+"""Before a run: the model that a config trains, and the checks that can refuse it."""
