@@ -24,11 +24,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def outside(name: str, cases: list[pytest.Function], size: int) -> list[pytest.Function]:
-    """All but `size` of the cases. Those that have a value of a parameter which no other has come first."""
+    """All but `size` of the cases, of which each has as many values as possible that no case before it has."""
+    left = random.Random(name).sample(cases, len(cases))
     seen: set[tuple[str, int]] = set()
-    first, rest = [], []
-    for case in random.Random(name).sample(cases, len(cases)):
-        values = set(case.callspec.indices.items())
-        (rest if values <= seen else first).append(case)
-        seen |= values
-    return (first + rest)[size:]
+    for _ in range(min(size, len(cases))):
+        chosen = max(left, key=lambda case: len(values(case) - seen))
+        seen |= values(chosen)
+        left.remove(chosen)
+    return left
+
+
+def values(case: pytest.Function) -> set[tuple[str, int]]:
+    """Parameters with the identity of their values: the cases of a test share them."""
+    return {(name, id(value)) for name, value in case.callspec.params.items()}

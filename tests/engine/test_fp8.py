@@ -11,7 +11,7 @@ from rptrain.models.fp8 import with_fp8
 from rptrain.models.registry import build
 from rptrain.models.weights.quantized import with_base
 from rptrain.schedule.plan import Stage
-from tests.cases import UPDATES, long
+from tests.cases import UPDATES, grid
 
 from . import plain, runs
 from .test_frozen import same_as_first
@@ -48,12 +48,12 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, ca
 
 
 @UPDATES
-@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
+@pytest.mark.parametrize("dtype", [grid(torch.float32), torch.bfloat16])
 @pytest.mark.parametrize(
     "case",
     [
         *(pytest.param(case, id=id) for id, case in MIXTURES.items()),
-        long({"cfg": plain.GLM4_MOE, "lora": LoRA(r=3, target_parameters=MLPS)}, id="glm4-moe-adapted"),
+        grid({"cfg": plain.GLM4_MOE, "lora": LoRA(r=3, target_parameters=MLPS)}, id="glm4-moe-adapted"),
     ],
 )
 def test_same_bits_with_experts(asynchronous, dtype, case):
@@ -79,7 +79,7 @@ def assert_same_bits(asynchronous, dtype, case):
             plain.CONFIG, LoRA(r=3, target_modules=("q_proj",), modules_to_save=("o_proj",)), id="trained-beside"
         ),
         pytest.param(QWEN3_MOE, LoRA(r=3, target_parameters=EXPERTS), id="experts"),
-        long(plain.GLM4_MOE, LoRA(r=3, target_parameters=MLPS), id="glm4-moe"),
+        grid(plain.GLM4_MOE, LoRA(r=3, target_parameters=MLPS), id="glm4-moe"),
     ],
 )
 def test_a_base_held_in_fp8_has_the_bits_of_one_quantized_on_the_device(cfg, lora, plan, asynchronous):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rptrain.schedule.plan import Plan
-from tests.cases import UPDATES, long
+from tests.cases import UPDATES, grid
 
 from . import plain, runs
 
@@ -48,11 +48,11 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(
-    "pair", [PAIRS[0], long(PAIRS[1]), long(PAIRS[2]), PAIRS[3]], ids=lambda pair: f"{pair[1]}-to-{pair[3]}"
+    "pair", [PAIRS[0], grid(PAIRS[1]), grid(PAIRS[2]), PAIRS[3]], ids=lambda pair: f"{pair[1]}-to-{pair[3]}"
 )
-@pytest.mark.parametrize("tied", [long(False, id="untied"), pytest.param(True, id="tied")])
+@pytest.mark.parametrize("tied", [grid(False, id="untied"), pytest.param(True, id="tied")])
 @UPDATES
-@pytest.mark.parametrize("rounds", [1, long(2)])
+@pytest.mark.parametrize("rounds", [1, grid(2)])
 def test_another_plan_goes_on_to_the_bit(asynchronous, tied, rounds, pair):
     cfg = plain.config(tie_word_embeddings=tied)
     first, workers, second, later = pair

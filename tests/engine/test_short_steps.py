@@ -9,7 +9,7 @@ import torch
 
 from rptrain.kernels.batch import IGNORED
 from rptrain.schedule.plan import Plan
-from tests.cases import UPDATES, long
+from tests.cases import UPDATES, grid
 
 from . import plain, runs
 
@@ -20,12 +20,12 @@ PLANS = [  # fewer rounds than groups have; groups without any micro-batch; more
     "N=1 M=6 MR=6",
     "N=2 M=6 MR=6",
     "N=2 M=6 MR=1",
-    long("N=7 M=6 MR=1"),
+    grid("N=7 M=6 MR=1"),
     "N=3 M=6 MR=2",
     "N=2 M=6 MR=3 R=2",
     "N=1 M=6 MR=1 R=2",
     "N=6 M=6 MR=1 R=3",
-    long("N=2 M=6 MR=2 R=3"),
+    grid("N=2 M=6 MR=2 R=3"),
 ]
 
 

@@ -19,7 +19,7 @@ from rptrain.models.spec import Unit
 from rptrain.schedule.plan import Plan
 from rptrain.utils import native
 from rptrain.utils.errors import UserError
-from tests.cases import UPDATES, long
+from tests.cases import UPDATES, grid
 
 from . import plain, runs
 from .test_frozen import same_as_first
@@ -30,7 +30,7 @@ CASES = {
     "frozen": {"frozen": ("*.mlp.*", "model.layers.1.*")},
     "lora": {"lora": LoRA(r=3, target_modules=("q_proj",), modules_to_save=("down_proj",))},
 }
-DTYPES = pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
+DTYPES = pytest.mark.parametrize("dtype", [grid(torch.float32), torch.bfloat16])
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def assert_wire_is_of(state, generation, flat):
 @UPDATES
 @DTYPES
 @pytest.mark.parametrize(
-    "case", [pytest.param(CASES["full"], id="full"), *(long(CASES[c], id=c) for c in ("frozen", "lora"))]
+    "case", [pytest.param(CASES["full"], id="full"), *(grid(CASES[c], id=c) for c in ("frozen", "lora"))]
 )
 def test_the_bits_of_quantizing_on_the_device(on_the_device, asynchronous, dtype, case):
     options = {"asynchronous": asynchronous, "dtype": dtype, "rate": 1e-2, "fp8": True} | case
@@ -74,9 +74,9 @@ def test_the_bits_of_quantizing_on_the_device(on_the_device, asynchronous, dtype
     [
         ("writing", False),  # in async, nothing is read before the iteration after the next
         ("upload", True),
-        *(long(slow, asynchronous) for slow in ("preparing", "optimizer") for asynchronous in (False, True)),
-        long("writing", True),
-        long("upload", False),
+        *(grid(slow, asynchronous) for slow in ("preparing", "optimizer") for asynchronous in (False, True)),
+        grid("writing", True),
+        grid("upload", False),
     ],
 )
 def test_delays_change_nothing(asynchronous, slow, monkeypatch):
@@ -192,7 +192,7 @@ def test_a_resumed_state_goes_on_to_the_same_bits(asynchronous, dtype, skipped, 
 
 
 @DTYPES
-@pytest.mark.parametrize("wide_grad", [long(False), True])
+@pytest.mark.parametrize("wide_grad", [grid(False), True])
 def test_a_previous_generation_in_full_is_quantized(on_the_device, dtype, wide_grad, tmp_path):
     """As older versions stored it."""
     batches, kind = plain.make_batches(4), {"asynchronous": True, "fp8": True, "wide_grad": wide_grad}

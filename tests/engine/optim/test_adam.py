@@ -11,7 +11,7 @@ from rptrain.engine.optim import adam
 from rptrain.engine.optim.adam import CHUNK, CpuAdam, UpdateArgs, join, split
 from rptrain.utils.native import ended
 
-from ...cases import long
+from ...cases import grid
 from ...run_tools import PATIENCE
 from .updates import (
     BETAS,
@@ -356,7 +356,7 @@ def groups(count, replicas, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("replicas", range(1, 6))
-@pytest.mark.parametrize("dtype", [torch.float32, long(torch.float64)])
+@pytest.mark.parametrize("dtype", [torch.float32, grid(torch.float64)])
 @pytest.mark.parametrize("count", LENGTHS)
 def test_gradients_are_added_as_a_tree_into_the_first_on_any_threads_and_path(count, dtype, replicas):
     expected = tree(groups(count, replicas, dtype))

@@ -15,7 +15,7 @@ from rptrain.engine.embedding import RowGradients
 from rptrain.engine.optim import embedding_grads
 from rptrain.engine.optim.embedding_grads import LINE, ROWS, CpuRows, columns_each, row_stride
 from rptrain.engine.store import Arena, accumulate_dtype
-from tests.cases import long
+from tests.cases import grid
 
 from .. import plain, runs
 
@@ -344,7 +344,7 @@ def test_the_buffer_is_given_back_with_the_engines_threads(monkeypatch):
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("size", [long(4, id="one-round"), pytest.param(2, id="two-rounds")])
+@pytest.mark.parametrize("size", [grid(4, id="one-round"), pytest.param(2, id="two-rounds")])
 def test_a_run_has_the_same_bits_on_any_number_of_threads_and_without_a_compiler(pool, tied, size, monkeypatch):
     make(pool)
     cfg = plain.config(hidden_size=96, tie_word_embeddings=tied)

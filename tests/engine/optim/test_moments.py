@@ -8,7 +8,7 @@ from rptrain.engine.optim import adam, moments
 from rptrain.engine.optim.adam import CHUNK, join, split
 from rptrain.engine.store import ModelStore
 from rptrain.models import registry
-from tests.cases import UPDATES, long
+from tests.cases import UPDATES, grid
 
 from .. import plain, runs
 from .updates import (
@@ -340,7 +340,7 @@ def test_ranges_draw_as_the_whole_does(kind, fallback):
     assert_same_bits(whole, parts)
 
 
-@pytest.mark.parametrize("kind", [long("bf16"), "int8"])
+@pytest.mark.parametrize("kind", [grid("bf16"), "int8"])
 def test_every_instruction_set_gives_the_same_bits(kind, tmp_path):
     results = []
     for _ in instruction_sets(tmp_path):
@@ -388,7 +388,7 @@ def test_the_seed_decides_how_moments_are_rounded(kind):
     assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("kind", [long("bf16"), "int8"])
+@pytest.mark.parametrize("kind", [grid("bf16"), "int8"])
 def test_follows_the_run_with_exact_moments(kind):
     plan = f"{STAGES[0]} | N=2 M=4 MR=4"
     exact, small = (engine_run(plan, name, asynchronous=False, count=20) for name in ("fp32", kind))

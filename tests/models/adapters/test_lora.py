@@ -11,14 +11,14 @@ from rptrain.kernels.reference.dense import wide
 from rptrain.models.adapters.lora import ENDS, LoRA, adapted, set_magnitudes, target_names, with_lora
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
-from tests.cases import long
+from tests.cases import grid
 from tests.models.conftest import Native
 from tests.models.layers.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
 
 IDS, LABELS = torch.arange(22) * 7 % 61, torch.arange(22) * 11 % 61
 MODELS = ["llama", "llama-tied", "qwen3", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"]
 OTHERS = ["granite-tied", "seed-oss", "smollm3", "olmo3", "phi3-partial", "ministral3", "llama-biases"]
-models = pytest.mark.parametrize("checkpoint", [*MODELS, *map(long, OTHERS)], indirect=True)
+models = pytest.mark.parametrize("checkpoint", [*MODELS, *map(grid, OTHERS)], indirect=True)
 
 
 def in_peft(model, settings: LoRA, targets):

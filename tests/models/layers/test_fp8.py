@@ -18,7 +18,7 @@ from rptrain.models.weights.quantized import with_base
 from rptrain.schedule.costs import Work
 from rptrain.schedule.machine import CARDS
 from rptrain.utils.errors import UserError
-from tests.cases import long
+from tests.cases import grid
 from tests.engine import plain
 
 from .test_layers import LiveBytes, assert_memory_bounds
@@ -95,7 +95,7 @@ def test_gradients_point_where_exact_ones_do(architecture, dtype, fresh, micro_b
 
 
 @pytest.mark.parametrize("architecture", MIXTURES)
-@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
+@pytest.mark.parametrize("dtype", [grid(torch.float32), torch.bfloat16])
 def test_gradients_of_experts_point_where_exact_ones_do(architecture, dtype, fresh, micro_batch):
     """With attention as it is: its rounding sends some tokens to other experts."""
     layer, p, exact, g = block(fresh, dtype, architecture)
@@ -194,7 +194,7 @@ def test_bounds_of_memory_hold(dtype, sizes, fresh, micro_batch):
 
 @pytest.mark.parametrize("architecture", MIXTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sizes", [(64, 160, 5), (96, 32, 5), (64, 640, 5), long((64, 32, 16)), long((64, 48, 300))])
+@pytest.mark.parametrize("sizes", [(64, 160, 5), (96, 32, 5), (64, 640, 5), grid((64, 32, 16)), grid((64, 48, 300))])
 def test_bounds_of_memory_of_experts_hold(architecture, dtype, sizes, fresh, micro_batch):
     hidden, intermediate, experts = sizes
     layer, p, _, g = block(
