@@ -113,6 +113,7 @@ def test_every_spelling_of_llama3_rope(spelled) -> None:
     assert torch.equal(torch.tensor(spec.rotaries[0].inv_freq), LlamaRotaryEmbedding(theirs).inv_freq)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("head_size", [10, 64, 128])
 @pytest.mark.parametrize(
     "settings",

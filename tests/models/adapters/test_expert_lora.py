@@ -34,6 +34,7 @@ settings = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 ARCHITECTURES = pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "checkpoint", ["qwen3-moe", "qwen3-moe-some-dense", "gpt-oss", grid("minimax-m2")], indirect=True
 )
@@ -107,6 +108,7 @@ def test_modules_for_peft_are_without_experts(fresh) -> None:
         with_lora(fresh("LlamaForCausalLM").spec, LoRA(target_modules=()))
 
 
+@pytest.mark.sample(6)
 @ARCHITECTURES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(64, 160, 4, 2, 4, 5), (96, 24, 4, 1, 9, 5), (128, 24, 1, 1, 64, 30)])

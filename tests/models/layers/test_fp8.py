@@ -192,6 +192,7 @@ def test_bounds_of_memory_hold(dtype, sizes, fresh, micro_batch):
     assert_memory_bounds(layer, p, g, x, dy, mb)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("architecture", MIXTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(64, 160, 5), (96, 32, 5), (64, 640, 5), grid((64, 32, 16)), grid((64, 48, 300))])
