@@ -8,7 +8,7 @@ import torch
 from rptrain.engine.store import ModelStore
 from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.registry import build
-from tests.cases import UPDATES, grid
+from tests.cases import BOTH, UPDATES, grid
 
 from . import plain, runs
 from .test_frozen import same_as_first
@@ -64,8 +64,9 @@ def assert_equals_the_plain_loop(store, cfg, lora, batches, rate, *, asynchronou
         assert torch.equal(got[name], before[name]) == (name in frozen), name
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize(("cfg", "lora"), CASES.values(), ids=CASES)
-@UPDATES
+@BOTH
 def test_equals_the_plain_loop(asynchronous, cfg, lora):
     steps, rate = 4, 5e-3
     batches = plain.make_batches(steps)

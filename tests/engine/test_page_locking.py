@@ -103,7 +103,7 @@ def machine(monkeypatch):
         (TIED, f"{PLAN} | N=2 M=4 MR=4", {"asynchronous": True}),
         (plain.CONFIG, f"{PLAN} | N=2 M=4 MR=2", {"asynchronous": False}),
         grid(plain.CONFIG, f"{PLAN} | N=2 M=4 MR=2 R=2", {"asynchronous": True, "fp8": True}),
-        grid(plain.CONFIG, f"{PLAN} | N=1 M=4 MR=4", {"asynchronous": True, "lora": LoRA(r=2), "base": "nf4"}),
+        (plain.CONFIG, f"{PLAN} | N=1 M=4 MR=4", {"asynchronous": True, "lora": LoRA(r=2), "base": "nf4"}),
     ],
     ids=["tied", "rounds", "replicas-fp8", "lora-nf4"],
 )

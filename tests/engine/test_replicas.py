@@ -164,6 +164,7 @@ def test_groups_have_the_gradients_of_their_rounds_and_these_are_added_as_a_tree
         assert all(torch.equal(found[unit][0][group], total) for unit, (_, total) in alone.items())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @UPDATES
 def test_delays_anywhere_change_nothing(asynchronous, workers):
@@ -261,6 +262,7 @@ def test_snapshots_and_evaluations_between_steps_change_nothing(asynchronous):
         same_as_first([expected, (*found, runs.checkpoint_tensors(store), None)])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("place", ["micro-batch 3", "download", "partial sums", grid("gradient rows m2")])
 def test_a_failure_in_one_group_ends_every_thread(place, workers):

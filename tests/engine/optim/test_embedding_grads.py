@@ -93,6 +93,7 @@ def looped(occurring, places, gradient, table):
     return sums, table
 
 
+@pytest.mark.sample(12)
 @KINDS
 @PATHS
 @WIDTHS
@@ -110,6 +111,7 @@ def test_adds_token_by_token_on_any_number_of_threads(pool, ids, columns, fallba
         assert torch.equal(bits(got_table[absent]), bits(given[3][absent]))
 
 
+@pytest.mark.sample(6)
 @KINDS
 @PATHS
 @pytest.mark.parametrize("ids", IDS)
@@ -164,6 +166,7 @@ def test_clears_the_rows_it_is_given(pool, fallback, dtype):
     assert torch.equal(table, expected)
 
 
+@pytest.mark.sample(6)
 @KINDS
 @pytest.mark.parametrize("columns", [1, 7, 130, 2048])
 def test_threads_share_no_cache_line_of_the_sums(columns, dtype):
@@ -224,6 +227,7 @@ def iterations(count):
         yield torch.randint(i, 61 - 7 * i, (4, 50), generator=generator), generator
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("native", [True, False], ids=["native", "fallback"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @KINDS
@@ -268,6 +272,7 @@ def test_rows_of_the_sums_are_added_to_each_other(pool, fallback):
         assert torch.equal(sums, expected)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("native", [True, False], ids=["native", "fallback"])
 @pytest.mark.parametrize("replicas", [2, 3, 4])
 @KINDS
@@ -307,6 +312,7 @@ def tree_sum(parts):
     return left if right is None else right if left is None else left + right
 
 
+@pytest.mark.sample(8)
 @KINDS
 @pytest.mark.parametrize("tokens", [8, 200])
 @pytest.mark.parametrize("hidden", [32, 130])

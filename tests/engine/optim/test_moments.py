@@ -166,6 +166,7 @@ def oracle(kind, master, grads, rate=1e-2):
     return master, kept.m, kept.v
 
 
+@pytest.mark.sample(10)
 @SMALL
 @DTYPES
 @PATHS
@@ -302,6 +303,7 @@ def test_the_numbers_that_rounding_draws_are_the_same_for_ever():
 # Equal bits
 
 
+@pytest.mark.sample(10)
 @SMALL
 @DTYPES
 @pytest.mark.parametrize("count", [moments.BLOCK, CHUNK, 3 * CHUNK + 11 * moments.BLOCK])
@@ -399,6 +401,7 @@ def test_follows_the_run_with_exact_moments(kind):
 # Memory
 
 
+@pytest.mark.sample(6)
 @FORMATS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("generations", [1, 2], ids=["sync", "async"])
