@@ -24,6 +24,7 @@ from .. import run_tools as tools
 CPU = torch.device("cpu")
 PROMPTS = [[5, 6, 7], [8]]
 
+
 @pytest.mark.long
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("base", ["bf16", "nf4", "mxfp4"])

@@ -96,9 +96,7 @@ def test_nothing_supervised(dtype, path) -> None:
     assert lce.linear_cross_entropy(h, w, labels) == 0
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kernel"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, True)]
-)
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, True)])
 def test_half_sums_are_as_exact(dtype, path, monkeypatch) -> None:
     """Beside float32 sums, and the same bits every time; float32 matrices have float32 sums in any case."""
     monkeypatch.setattr(lce, "CHUNK_BYTES", 2 * 128 * 16)

@@ -418,9 +418,9 @@ def test_the_measurement_beside_a_copy(moments, measured):
     assert found["share"] == pytest.approx(found["update_bytes_per_second"] / found["copy_bytes_per_second"])
 
 
-def test_every_instruction_set_gives_the_same_bits(tmp_path):
+def test_every_instruction_set_gives_the_same_bits(builds):
     results = []
-    for _ in instruction_sets(tmp_path):
+    for _ in instruction_sets(builds):
         with make_adam() as optimizer:
             run_all = {}
             for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):

@@ -1,8 +1,6 @@
 """The embedding's gradient rows, summed: every path and number of threads adds the same in the same order."""
 
 import ctypes
-import shutil
-import subprocess
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -180,19 +178,8 @@ def test_threads_share_no_cache_line_of_the_sums(columns, dtype):
     assert columns_each(2048, dtype, 16) == 128
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
-def test_every_instruction_set_gives_the_same_bits(pool, tmp_path, monkeypatch):
-    """The clones that target_clones makes, compiled one at a time."""
-    source = Path(embedding_grads.__file__).with_name("embedding_grads.c")
-    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-DCLONES="]
-    known = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-    instruction_sets = [("x86-64", "sse2"), ("x86-64-v3", "avx2"), ("x86-64-v4", "avx512bw")]
-    available = [name for name, flag in instruction_sets if flag in known]
-    if len(available) < 2:
-        pytest.skip("one instruction set only")
-    for name in available:
-        library = tmp_path / f"{name}.so"
-        subprocess.run(["gcc", *flags, f"-march={name}", "-o", library, source], check=True)
+def test_every_instruction_set_gives_the_same_bits(pool, builds, monkeypatch):
+    for name, library in builds(Path(embedding_grads.__file__).with_name("embedding_grads.c")).items():
         monkeypatch.setattr(embedding_grads, "_library", lambda library=library: ctypes.CDLL(str(library)))
         for dtype in DTYPES:
             given = case("repeated", 130, dtype)

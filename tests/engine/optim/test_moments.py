@@ -343,9 +343,9 @@ def test_ranges_draw_as_the_whole_does(kind, fallback):
 
 
 @pytest.mark.parametrize("kind", [grid("bf16"), "int8"])
-def test_every_instruction_set_gives_the_same_bits(kind, tmp_path):
+def test_every_instruction_set_gives_the_same_bits(kind, builds):
     results = []
-    for _ in instruction_sets(tmp_path):
+    for _ in instruction_sets(builds):
         with make_adam() as optimizer:
             found = {}
             for dtype, grad_dtype in ((torch.bfloat16,) * 2, (torch.float16,) * 2, (torch.float32,) * 2):
