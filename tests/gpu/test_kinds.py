@@ -65,7 +65,7 @@ def test_equals_the_plain_loop(device, cfg, lora, base, asynchronous):
     assert len(set(found[0])) == len(batches)
 
 
-@pytest.mark.long
+@pytest.mark.grid
 @EVERYWHERE
 def test_the_same_bits_every_time_and_with_any_plan(device, cfg, lora, base):
     """In the first plan the head alone is the first stage of backward, which has nothing to dequantize."""
