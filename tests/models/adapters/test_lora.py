@@ -334,6 +334,14 @@ def check_bounds(sizes, dtype, kind, fresh, micro_batch) -> None:
     assert_memory_bounds(layer, p, g, x, dy, mb)
 
 
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_workspace_of_ranks_by_hand(itemsize, fresh) -> None:
+    """Of 10 tokens and the three adapters of qkv: the product with A and its gradient, and one of them in float32."""
+    spec = fresh("LlamaForCausalLM").spec
+    few, more = (with_lora(spec, LoRA(r=r)).layers[0].workspace_bytes(10, itemsize) for r in (3, 5))
+    assert more - few == 10 * 3 * (5 - 3) * (2 * itemsize + 4)
+
+
 def test_workspace_and_traffic_of_dropout_by_hand(fresh) -> None:
     spec = fresh("LlamaForCausalLM").spec
     dry, wet = (with_lora(spec, LoRA(r=3, lora_dropout=p)).layers[0] for p in (0, 0.1))
