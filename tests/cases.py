@@ -3,9 +3,14 @@
 import pytest
 
 
+def grid(*values: object, id: str | None = None):
+    return pytest.param(*values, id=id, marks=pytest.mark.grid)
+
+
 def long(*values: object, id: str | None = None):
     return pytest.param(*values, id=id, marks=pytest.mark.long)
 
 
+BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 # Async in the fast suite: sync is the same with one wait more.
-UPDATES = pytest.mark.parametrize("asynchronous", [long(False, id="sync"), pytest.param(True, id="async")])
+UPDATES = pytest.mark.parametrize("asynchronous", [grid(False, id="sync"), pytest.param(True, id="async")])

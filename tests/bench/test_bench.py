@@ -24,7 +24,7 @@ from rptrain.config.resolve import resolve
 from rptrain.machine.hardware import Gpu
 from rptrain.planner.choose import LIBRARIES
 from rptrain.schedule.plan import Plan
-from tests.cases import long
+from tests.cases import grid
 
 from .. import run_tools as tools
 
@@ -77,7 +77,7 @@ def files(folder: Path) -> list[Path]:
 # What is reported
 
 
-@pytest.mark.parametrize("update", [long("sync"), "async"])
+@pytest.mark.parametrize("update", [grid("sync"), "async"])
 def test_everything_is_reported_and_adds_up(folder, update, monkeypatch):
     tools.plan_with(monkeypatch, STAGES)
     before = files(folder)

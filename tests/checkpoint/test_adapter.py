@@ -74,6 +74,7 @@ def written(model: Native, settings: LoRA, directory, to) -> Adapter:
     return made
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_peft_loads_what_is_written(base, settings, tmp_path) -> None:
     from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
@@ -101,6 +102,7 @@ def test_peft_loads_what_is_written(base, settings, tmp_path) -> None:
     assert not found.unexpected_keys and not known & {*found.missing_keys}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "settings",
     [LoRA(r=3, lora_alpha=9), LoRA(r=3, lora_alpha=9, use_dora=True), SETTINGS["trained-whole"]],
@@ -138,6 +140,7 @@ def assert_continued(theirs, directory, settings, folder) -> None:
     assert adapter.shapes(again) == adapter.shapes(ours.spec)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "settings", [SETTINGS["some"], SETTINGS["dora"], SETTINGS["trained-whole"]], ids=["some", "dora", "trained-whole"]
 )

@@ -36,6 +36,7 @@ def change_state(checkpoint, change) -> None:
     (checkpoint / STATE).write_text(json.dumps(state))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("dtype", "moments"), [pair for pair in product(DTYPES, MOMENTS)])
 @pytest.mark.parametrize("generations", [1, 2], ids=["sync", "async"])
 def test_what_is_saved_is_consistent(spec, states, model_dir, tmp_path, dtype, moments, generations) -> None:
@@ -162,6 +163,7 @@ def resumed_from(run) -> list[int]:
 
 
 @pytest.mark.long
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "change",
     [

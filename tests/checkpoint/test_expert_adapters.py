@@ -40,7 +40,7 @@ cases = pytest.mark.parametrize(
     ("base", "settings"),
     [
         *(pytest.param(base, each, id=f"{base}-{id}") for base in (QWEN3, "gpt-oss") for id, each in SETTINGS.items()),
-        *(pytest.param(*case, id=id, marks=() if "every" in id else pytest.mark.long) for id, case in WEIGHTS.items()),
+        *(pytest.param(*case, id=id) for id, case in WEIGHTS.items()),
     ],
     indirect=["base"],
 )
@@ -54,6 +54,7 @@ def loaded(directory):
     return model.eval()
 
 
+@pytest.mark.sample(7)
 @cases
 def test_peft_loads_what_is_written(base, settings, tmp_path) -> None:
     from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
@@ -72,6 +73,7 @@ def test_peft_loads_what_is_written(base, settings, tmp_path) -> None:
     assert not found.unexpected_keys and not known & {*found.missing_keys}
 
 
+@pytest.mark.sample(7)
 @cases
 def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
     _, directory = base
@@ -82,6 +84,7 @@ def test_merged_equals_unmerged(base, settings, tmp_path) -> None:
     torch.testing.assert_close(found, ours.logits(IDS, mb), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(7)
 @cases
 def test_what_peft_writes_is_continued(base, settings, tmp_path) -> None:
     model, directory = base

@@ -24,6 +24,7 @@ def save(tmp_path, model_dir):
     return save
 
 
+@pytest.mark.sample(9)
 @KINDS
 @MOMENTS
 @pytest.mark.parametrize("generations", [1, 2], ids=["sync", "async"])

@@ -9,7 +9,7 @@ import torch
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 from rptrain.engine.reproducible import Reproducible
-from tests.cases import UPDATES, long
+from tests.cases import UPDATES, grid
 
 from . import half, plain, runs
 
@@ -45,7 +45,7 @@ def run(batches, plan, *, asynchronous, cfg=CFG, scale=START, wide_grad=False, *
         return losses, steps, end, state_of(store)
 
 
-@pytest.mark.parametrize("tied", [long(False, id="untied"), pytest.param(True, id="tied")])
+@pytest.mark.parametrize("tied", [grid(False, id="untied"), pytest.param(True, id="tied")])
 @UPDATES
 def test_equals_the_plain_loop_to_the_bit(asynchronous, tied):
     """The scale doubles every two good steps, until gradients overflow: some steps in the middle are skipped."""
@@ -78,7 +78,7 @@ def assert_same(run, other):
 
 
 @UPDATES
-@pytest.mark.parametrize("size", [long(4, id="one-round"), pytest.param(2, id="two-rounds")])
+@pytest.mark.parametrize("size", [grid(4, id="one-round"), pytest.param(2, id="two-rounds")])
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, size):
     batches = plain.make_batches(6)
     options = {"asynchronous": asynchronous, "wide_grad": size == 2, "scale": LossScale.start(2.0**18, 1)}
@@ -88,7 +88,7 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, size):
         assert_same(run(batches, f"{STAGES[stages]} | N={workers} M=4 MR={size}", **options), one)
 
 
-@pytest.mark.parametrize("workers", [long(1), 2])
+@pytest.mark.parametrize("workers", [grid(1), 2])
 @UPDATES
 def test_when_an_outcome_is_known_changes_no_scale(asynchronous, workers):
     batches = plain.make_batches(6)
@@ -105,7 +105,7 @@ def test_when_an_outcome_is_known_changes_no_scale(asynchronous, workers):
 
 
 @UPDATES
-@pytest.mark.parametrize("moments", [long("fp32"), "int8"])
+@pytest.mark.parametrize("moments", [grid("fp32"), "int8"])
 def test_goes_on_from_a_checkpoint_anywhere_the_same(asynchronous, moments, tmp_path):
     """Also right behind a skipped step, and between the two of one scale that are skipped in async."""
     batches, plan = plain.make_batches(8), f"{STAGES[1]} | N=1 M=4 MR=4"

@@ -11,7 +11,7 @@ from rptrain.models.transforms.fp8 import with_fp8
 from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.transforms.quantize import with_base
 from rptrain.schedule.plan import Stage
-from tests.cases import UPDATES, long
+from tests.cases import BOTH, UPDATES
 
 from . import plain, runs
 from .test_frozen import same_as_first
@@ -36,26 +36,23 @@ MIXTURES = {
     "qwen3-moe": {"cfg": QWEN3_MOE},
     "gpt-oss": {"cfg": plain.GPT_OSS},
     "glm4-moe": {"cfg": plain.GLM4_MOE},
+    "glm4-moe-adapted": {"cfg": plain.GLM4_MOE, "lora": LoRA(r=3, target_parameters=MLPS)},
     "mxfp4": {"cfg": plain.GPT_OSS, "lora": LoRA(r=3, target_parameters=EXPERTS), "base": "mxfp4"},
 }
 
 
-@UPDATES
+@pytest.mark.sample(6)
+@BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, case):
     assert_same_bits(asynchronous, dtype, case)
 
 
-@UPDATES
-@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
-@pytest.mark.parametrize(
-    "case",
-    [
-        *(pytest.param(case, id=id) for id, case in MIXTURES.items()),
-        long({"cfg": plain.GLM4_MOE, "lora": LoRA(r=3, target_parameters=MLPS)}, id="glm4-moe-adapted"),
-    ],
-)
+@pytest.mark.sample(5)
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", MIXTURES.values(), ids=MIXTURES)
 def test_same_bits_with_experts(asynchronous, dtype, case):
     assert_same_bits(asynchronous, dtype, case)
 
@@ -68,7 +65,8 @@ def assert_same_bits(asynchronous, dtype, case):
     assert runs.run(plan=PLANS[0], **options)[0] != results[0][0]
 
 
-@UPDATES
+@pytest.mark.sample(5)
+@BOTH
 @pytest.mark.parametrize("plan", PLANS[:2], ids=["one-worker", "three-workers"])
 @pytest.mark.parametrize(
     ("cfg", "lora"),
@@ -79,7 +77,7 @@ def assert_same_bits(asynchronous, dtype, case):
             plain.CONFIG, LoRA(r=3, target_modules=("q_proj",), modules_to_save=("o_proj",)), id="trained-beside"
         ),
         pytest.param(QWEN3_MOE, LoRA(r=3, target_parameters=EXPERTS), id="experts"),
-        long(plain.GLM4_MOE, LoRA(r=3, target_parameters=MLPS), id="glm4-moe"),
+        pytest.param(plain.GLM4_MOE, LoRA(r=3, target_parameters=MLPS), id="glm4-moe"),
     ],
 )
 def test_a_base_held_in_fp8_has_the_bits_of_one_quantized_on_the_device(cfg, lora, plan, asynchronous):

@@ -15,7 +15,7 @@ from rptrain.engine.optim.gradients import label
 from rptrain.engine.store import ModelStore
 from rptrain.models.families.registry import build
 from rptrain.models.transforms.freeze import freeze
-from tests.cases import UPDATES, long
+from tests.cases import BOTH, UPDATES, grid
 
 from . import plain, runs
 from .test_store import Runtime
@@ -43,8 +43,9 @@ def matched(names, patterns):
     return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("cfg", "patterns"), CASES.values(), ids=CASES)
-@UPDATES
+@BOTH
 def test_equals_the_plain_loop_that_leaves_them_out(asynchronous, cfg, patterns):
     steps, rate = 4, 5e-3
     batches = plain.make_batches(steps)
@@ -74,9 +75,10 @@ MIXED = ["model.layers.1.*", "model.layers.2.mlp.*", "*.q_proj.weight", "*.k_pro
 BOTTOM = ["model.embed_tokens.weight", *LAYERS[:2], "*.mlp.*"]
 
 
-@pytest.mark.parametrize("patterns", [pytest.param(MIXED, id="mixed"), long(BOTTOM, id="bottom")])
-@UPDATES
-@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("patterns", [MIXED, BOTTOM], ids=["mixed", "bottom"])
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, patterns):
     batches = plain.make_batches(5)
     others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 2, 3, 4)]
@@ -106,8 +108,8 @@ def test_rounds_keep_their_sums_of_what_is_trained(asynchronous):
     "patterns",
     [
         pytest.param(MIXED, id="mixed"),
-        long(BOTTOM, id="bottom"),
-        long(CASES["only-the-head"][1], id="head"),
+        grid(BOTTOM, id="bottom"),
+        grid(CASES["only-the-head"][1], id="head"),
     ],
 )
 @UPDATES

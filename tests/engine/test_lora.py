@@ -8,7 +8,7 @@ import torch
 from rptrain.engine.store import ModelStore
 from rptrain.models.families.registry import build
 from rptrain.models.transforms.lora import LoRA, with_lora
-from tests.cases import UPDATES, long
+from tests.cases import BOTH, UPDATES, grid
 
 from . import plain, runs
 from .test_frozen import same_as_first
@@ -64,8 +64,9 @@ def assert_equals_the_plain_loop(store, cfg, lora, batches, rate, *, asynchronou
         assert torch.equal(got[name], before[name]) == (name in frozen), name
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize(("cfg", "lora"), CASES.values(), ids=CASES)
-@UPDATES
+@BOTH
 def test_equals_the_plain_loop(asynchronous, cfg, lora):
     steps, rate = 4, 5e-3
     batches = plain.make_batches(steps)
@@ -77,7 +78,7 @@ DROPPING = LoRA(r=3, lora_alpha=12, lora_dropout=0.3, modules_to_save=("norm",))
 
 
 @UPDATES
-@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
+@pytest.mark.parametrize("dtype", [grid(torch.float32), torch.bfloat16])
 def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchronous, dtype):
     batches = plain.make_batches(5)
     others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 2, 3)]
@@ -87,7 +88,7 @@ def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchrono
     )
 
 
-@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
+@pytest.mark.parametrize("dtype", [grid(torch.float32), torch.bfloat16])
 @pytest.mark.parametrize(
     ("cfg", "parameters"),
     [(plain.QWEN3_MOE, EXPERTS), (plain.GPT_OSS, EXPERTS), (plain.GLM4_MOE, MLPS), (plain.MINIMAX_M2, EXPERTS)],

@@ -15,7 +15,7 @@ from rptrain.models.families.registry import build
 from rptrain.models.layers.head import Head
 from rptrain.models.layers.mlp import Block
 from rptrain.schedule.plan import Plan
-from tests.cases import UPDATES, long
+from tests.cases import UPDATES, grid
 
 from . import plain, runs
 
@@ -208,12 +208,12 @@ def test_a_few_short_stages_measure_every_kind_of_layer(config, stages, measured
 @pytest.mark.parametrize(
     ("config", "stages"),
     [
-        long(CFG, "F0-1 F2-2 F3-3 FB4-4 B3-3 B2-2 B1-1 B0-0", id="single-layers"),
+        grid(CFG, "F0-1 F2-2 F3-3 FB4-4 B3-3 B2-2 B1-1 B0-0", id="single-layers"),
         pytest.param(ALTERNATING, "F0-2 FB3-4 B1-2 B0-0", id="alternating"),
-        long(DENSE, "F0-1 F2-3 FB4-4 B2-3 B0-1", id="dense"),
+        grid(DENSE, "F0-1 F2-3 FB4-4 B2-3 B0-1", id="dense"),
     ],
 )
-@pytest.mark.parametrize("rounds", [1, long(2)])
+@pytest.mark.parametrize("rounds", [1, grid(2)])
 def test_one_stage_of_a_step_is_computed_layer_by_layer_and_all_layers_have_times(config, stages, rounds, monkeypatch):
     issued, layer_timer = [], Recorder.layer_timer
 

@@ -15,7 +15,7 @@ from rptrain.engine.page_locking import PageableRanges, page_locked
 from rptrain.engine.store import Arena
 from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.models.transforms.lora import LoRA
-from tests.cases import long
+from tests.cases import grid
 
 from . import plain, runs
 from .test_store import Runtime
@@ -102,8 +102,8 @@ def machine(monkeypatch):
     [
         (TIED, f"{PLAN} | N=2 M=4 MR=4", {"asynchronous": True}),
         (plain.CONFIG, f"{PLAN} | N=2 M=4 MR=2", {"asynchronous": False}),
-        long(plain.CONFIG, f"{PLAN} | N=2 M=4 MR=2 R=2", {"asynchronous": True, "fp8": True}),
-        long(plain.CONFIG, f"{PLAN} | N=1 M=4 MR=4", {"asynchronous": True, "lora": LoRA(r=2), "base": "nf4"}),
+        grid(plain.CONFIG, f"{PLAN} | N=2 M=4 MR=2 R=2", {"asynchronous": True, "fp8": True}),
+        (plain.CONFIG, f"{PLAN} | N=1 M=4 MR=4", {"asynchronous": True, "lora": LoRA(r=2), "base": "nf4"}),
     ],
     ids=["tied", "rounds", "replicas-fp8", "lora-nf4"],
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rptrain.schedule.plan import Plan
-from tests.cases import UPDATES, long
+from tests.cases import BOTH
 
 from . import plain, runs
 
@@ -47,12 +47,11 @@ def same(one, other):
     return one[:2] == other[:2] and all(torch.equal(a, b) for a, b in zip(one[2], other[2], strict=True))
 
 
-@pytest.mark.parametrize(
-    "pair", [PAIRS[0], long(PAIRS[1]), long(PAIRS[2]), PAIRS[3]], ids=lambda pair: f"{pair[1]}-to-{pair[3]}"
-)
-@pytest.mark.parametrize("tied", [long(False, id="untied"), pytest.param(True, id="tied")])
-@UPDATES
-@pytest.mark.parametrize("rounds", [1, long(2)])
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[1]}-to-{pair[3]}")
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@BOTH
+@pytest.mark.parametrize("rounds", [1, 2])
 def test_another_plan_goes_on_to_the_bit(asynchronous, tied, rounds, pair):
     cfg = plain.config(tie_word_embeddings=tied)
     first, workers, second, later = pair

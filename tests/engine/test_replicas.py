@@ -15,7 +15,7 @@ from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.models.transforms.lora import LoRA
 from rptrain.schedule.plan import Plan
-from tests.cases import UPDATES, long
+from tests.cases import BOTH, UPDATES, grid
 
 from . import plain, runs
 from .test_frozen import same_as_first
@@ -42,7 +42,6 @@ KINDS = {
     "float16": (TIED, FLOAT16),
     "float16-untied": (UNTIED, FLOAT16),
 }
-QUICK = ("gpt-oss-aux", "embedding-saved", "nf4", "fp8", "float16")
 
 
 SIZES = [
@@ -50,18 +49,19 @@ SIZES = [
     (2, 8, 2, (1, 2, 4)),
     (3, 6, 1, (2, 3, 6)),
     (4, 4, 1, (1, 3, 8)),
-    long(2, 12, 6, (1, 2, 4, 6, 8)),
-    long(2, 12, 3, (1, 2, 4, 6)),
-    long(3, 12, 2, (1, 2, 3, 6)),
-    long(4, 12, 3, (1, 2, 3, 4, 8)),
-    long(6, 12, 1, (1, 2, 3, 4, 5, 6)),
+    (2, 12, 6, (1, 2, 4, 6, 8)),
+    (2, 12, 3, (1, 2, 4, 6)),
+    (3, 12, 2, (1, 2, 3, 6)),
+    (4, 12, 3, (1, 2, 3, 4, 8)),
+    (6, 12, 1, (1, 2, 3, 4, 5, 6)),
 ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("replicas", "micro_batches", "round_size", "workers"), SIZES)
-@pytest.mark.parametrize("cfg", [long(UNTIED, id="untied"), pytest.param(TIED, id="tied")])
-@pytest.mark.parametrize("dtype", [torch.float32, long(torch.bfloat16)])  # sums of rows in bfloat16 are often exact
-@UPDATES
+@pytest.mark.parametrize("cfg", [UNTIED, TIED], ids=["untied", "tied"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # sums of rows in bfloat16 are often exact
+@BOTH
 def test_same_bits_on_any_number_of_workers_and_any_plan(
     asynchronous, dtype, cfg, replicas, micro_batches, round_size, workers
 ):
@@ -74,11 +74,9 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(
     assert max(results[0][1]) > 1.0, "clipping must take part"
 
 
-@UPDATES
-@pytest.mark.parametrize(
-    ("cfg", "kind"),
-    [pytest.param(*kind, id=name) if name in QUICK else long(*kind, id=name) for name, kind in KINDS.items()],
-)
+@pytest.mark.sample(12)
+@BOTH
+@pytest.mark.parametrize(("cfg", "kind"), KINDS.values(), ids=KINDS)
 def test_same_bits_with_every_kind_of_model(asynchronous, cfg, kind):
     batches = plain.make_batches(4 if "loss_scale" in kind else 2, micro_batches=4)
     options = {"asynchronous": asynchronous, "dtype": torch.bfloat16, "rate": 1e-2} | kind
@@ -94,10 +92,10 @@ def test_same_bits_with_every_kind_of_model(asynchronous, cfg, kind):
     [
         pytest.param(True, TIED, "N=4 M=4 MR=1 R=2", id="tied-4-on-2"),
         pytest.param(False, UNTIED, "N=2 M=6 MR=2 R=3", id="untied-2-on-3"),
-        long(True, UNTIED, "N=2 M=6 MR=3 R=2", id="untied-2-on-2"),
-        long(False, TIED, "N=1 M=4 MR=1 R=2", id="tied-1-on-2"),
-        long(True, TIED, "N=3 M=6 MR=1 R=3", id="tied-3-on-3"),
-        long(True, UNTIED, "N=6 M=6 MR=2 R=3", id="untied-6-on-3"),
+        grid(True, UNTIED, "N=2 M=6 MR=3 R=2", id="untied-2-on-2"),
+        grid(False, TIED, "N=1 M=4 MR=1 R=2", id="tied-1-on-2"),
+        grid(True, TIED, "N=3 M=6 MR=1 R=3", id="tied-3-on-3"),
+        grid(True, UNTIED, "N=6 M=6 MR=2 R=3", id="untied-6-on-3"),
     ],
 )
 def test_equals_the_plain_loop(asynchronous, cfg, plan):
@@ -166,6 +164,7 @@ def test_groups_have_the_gradients_of_their_rounds_and_these_are_added_as_a_tree
         assert all(torch.equal(found[unit][0][group], total) for unit, (_, total) in alone.items())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @UPDATES
 def test_delays_anywhere_change_nothing(asynchronous, workers):
@@ -186,7 +185,7 @@ def test_delays_anywhere_change_nothing(asynchronous, workers):
     same_as_first([usual, delayed])
 
 
-@pytest.mark.parametrize("slow", [long(0), 1])
+@pytest.mark.parametrize("slow", [grid(0), 1])
 def test_a_group_may_be_later_than_the_other(slow):
     """The faster one is an iteration ahead at most, and the order of gradients stays."""
     batches, plan = plain.make_batches(4), f"{PLANS[0]} | N=2 M=4 MR=1 R=2"
@@ -198,7 +197,7 @@ def test_a_group_may_be_later_than_the_other(slow):
     same_as_first([runs.run(TIED, batches, plan, asynchronous=True, probe=each) for each in (None, probe)])
 
 
-@pytest.mark.parametrize("cfg", [long(UNTIED, id="untied"), pytest.param(TIED, id="tied")])
+@pytest.mark.parametrize("cfg", [grid(UNTIED, id="untied"), pytest.param(TIED, id="tied")])
 @UPDATES
 def test_other_plans_and_workers_between_steps_continue_to_the_bit(asynchronous, cfg):
     ends = "M=4 MR=2 R=2"
@@ -263,8 +262,9 @@ def test_snapshots_and_evaluations_between_steps_change_nothing(asynchronous):
         same_as_first([expected, (*found, runs.checkpoint_tensors(store), None)])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("place", ["micro-batch 3", "download", "partial sums", long("gradient rows m2")])
+@pytest.mark.parametrize("place", ["micro-batch 3", "download", "partial sums", grid("gradient rows m2")])
 def test_a_failure_in_one_group_ends_every_thread(place, workers):
     before, seen = {*threading.enumerate()}, []
 

@@ -9,7 +9,7 @@ import torch
 
 from rptrain.kernels.batch import IGNORED
 from rptrain.schedule.plan import Plan
-from tests.cases import UPDATES, long
+from tests.cases import BOTH, UPDATES
 
 from . import plain, runs
 
@@ -20,12 +20,12 @@ PLANS = [  # fewer rounds than groups have; groups without any micro-batch; more
     "N=1 M=6 MR=6",
     "N=2 M=6 MR=6",
     "N=2 M=6 MR=1",
-    long("N=7 M=6 MR=1"),
+    "N=7 M=6 MR=1",
     "N=3 M=6 MR=2",
     "N=2 M=6 MR=3 R=2",
     "N=1 M=6 MR=1 R=2",
     "N=6 M=6 MR=1 R=3",
-    long("N=2 M=6 MR=2 R=3"),
+    "N=2 M=6 MR=2 R=3",
 ]
 
 
@@ -60,7 +60,8 @@ def some_short(counts):
     return [short(batch, count) for batch, count in zip(plain.make_batches(len(counts), 6), counts, strict=True)]
 
 
-@UPDATES
+@pytest.mark.sample(7)
+@BOTH
 @pytest.mark.parametrize("plan", PLANS)
 def test_padding_is_not_computed_and_no_bit_differs(plan, asynchronous):
     batches = some_short([6, 1, 4, 3, 6, 2, 6])

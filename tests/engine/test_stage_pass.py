@@ -82,6 +82,7 @@ def test_a_fused_stage_goes_through_the_head_and_back(stage, seen):
     assert written == {3 - len(seen): 2 * total - total}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("stage", "dy"), [("F0-2", None), ("FB1-3", None), ("FB3-3", None), ("B0-2", 7.0)])
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_pieces_compute_what_the_whole_pass_does(stage, dy, steps, monkeypatch):

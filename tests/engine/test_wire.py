@@ -19,7 +19,7 @@ from rptrain.models.transforms.lora import LoRA
 from rptrain.schedule.plan import Plan
 from rptrain.utils import native
 from rptrain.utils.errors import UserError
-from tests.cases import UPDATES, long
+from tests.cases import BOTH, UPDATES, grid
 
 from . import plain, runs
 from .test_frozen import same_as_first
@@ -30,7 +30,7 @@ CASES = {
     "frozen": {"frozen": ("*.mlp.*", "model.layers.1.*")},
     "lora": {"lora": LoRA(r=3, target_modules=("q_proj",), modules_to_save=("down_proj",))},
 }
-DTYPES = pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 @pytest.fixture
@@ -53,11 +53,10 @@ def assert_wire_is_of(state, generation, flat):
     assert expected.any() and torch.equal(state.wire[generation], expected)
 
 
-@UPDATES
+@pytest.mark.sample(3)
+@BOTH
 @DTYPES
-@pytest.mark.parametrize(
-    "case", [pytest.param(CASES["full"], id="full"), *(long(CASES[c], id=c) for c in ("frozen", "lora"))]
-)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_bits_of_quantizing_on_the_device(on_the_device, asynchronous, dtype, case):
     options = {"asynchronous": asynchronous, "dtype": dtype, "rate": 1e-2, "fp8": True} | case
     batches = plain.make_batches(3)
@@ -74,9 +73,10 @@ def test_the_bits_of_quantizing_on_the_device(on_the_device, asynchronous, dtype
     [
         ("writing", False),  # in async, nothing is read before the iteration after the next
         ("upload", True),
-        *(long(slow, asynchronous) for slow in ("preparing", "optimizer") for asynchronous in (False, True)),
-        long("writing", True),
-        long("upload", False),
+        ("preparing", False),
+        ("optimizer", True),
+        *(grid(slow, True) for slow in ("preparing", "writing")),
+        *(grid(slow, False) for slow in ("optimizer", "upload")),
     ],
 )
 def test_delays_change_nothing(asynchronous, slow, monkeypatch):
@@ -114,7 +114,8 @@ def test_the_loss_of_other_data_is_that_of_the_newest_codes(on_the_device, async
     assert losses == on_the_device(found) and len(set(losses)) == 3
 
 
-@UPDATES
+@pytest.mark.sample(3)
+@BOTH
 @DTYPES
 @pytest.mark.parametrize("in_torch", [False, True], ids=["native", "torch"])
 def test_a_step_leaves_the_newest_weights_and_both_generations_of_their_codes(
@@ -167,7 +168,8 @@ def saved(store, batches, folder, asynchronous):
     return save_state(folder, store.units, step=len(batches), meta={"model_dir": str(folder)})
 
 
-@UPDATES
+@pytest.mark.sample(3)
+@BOTH
 @DTYPES
 @pytest.mark.parametrize("skipped", [False, True], ids=["applied", "skipped"])
 def test_a_resumed_state_goes_on_to_the_same_bits(asynchronous, dtype, skipped, tmp_path, monkeypatch):
@@ -191,8 +193,9 @@ def test_a_resumed_state_goes_on_to_the_same_bits(asynchronous, dtype, skipped, 
         same_as_first([expected, runs.run(None, batches[3:], PLAN, store=store, applied=2, **options)])
 
 
+@pytest.mark.sample(2)
 @DTYPES
-@pytest.mark.parametrize("wide_grad", [long(False), True])
+@pytest.mark.parametrize("wide_grad", [False, True])
 def test_a_previous_generation_in_full_is_quantized(on_the_device, dtype, wide_grad, tmp_path):
     """As older versions stored it."""
     batches, kind = plain.make_batches(4), {"asynchronous": True, "fp8": True, "wide_grad": wide_grad}

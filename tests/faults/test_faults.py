@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from rptrain.utils.native_watchdog import NativeWatchdog
-from tests.cases import long
+from tests.cases import grid
 from tests.faults.cases import Case, Server, Table, main
 
 needs_compiler = pytest.mark.skipif(NativeWatchdog.load() is None, reason="needs a C compiler")
@@ -32,9 +32,9 @@ def server() -> Iterator[Server]:
         Case("fsync", "exits", "first", "async"),
         Case("tracker log", "exits", "first", "async"),
         Case("telemetry", "mute", "first", "async"),
-        long(Case("validation", "exits", "first", "sync")),
-        long(Case("saver", "sleeps", "last", "sync")),
-        long(Case("tracker close", "sleeps", "once", "sync")),
+        grid(Case("validation", "exits", "first", "sync")),
+        grid(Case("saver", "sleeps", "last", "sync")),
+        grid(Case("tracker close", "sleeps", "once", "sync")),
         pytest.param(Case("forward", "holds", "middle", "sync"), marks=[pytest.mark.long, needs_compiler]),
     ],
     ids=lambda case: "-".join((case.place.replace(" ", "_"), case.kind, case.when, case.update)),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rptrain.models.transforms.lora import LoRA
-from tests.cases import UPDATES, long
+from tests.cases import UPDATES, grid
 
 from ..engine import plain, runs
 
@@ -65,7 +65,7 @@ def test_equals_the_plain_loop(device, cfg, lora, base, asynchronous):
     assert len(set(found[0])) == len(batches)
 
 
-@pytest.mark.long
+@pytest.mark.grid
 @EVERYWHERE
 def test_the_same_bits_every_time_and_with_any_plan(device, cfg, lora, base):
     """In the first plan the head alone is the first stage of backward, which has nothing to dequantize."""
@@ -82,7 +82,7 @@ def test_the_same_bits_every_time_and_with_any_plan(device, cfg, lora, base):
     ("device", "base"),
     [("cpu", "nf4"), *(pytest.param("cuda", base, marks=pytest.mark.gpu) for base in ("bf16", "nf4"))],
 )
-@pytest.mark.parametrize("plan", [PLANS[0], long(PLANS[2])])
+@pytest.mark.parametrize("plan", [PLANS[0], grid(PLANS[2])])
 def test_evaluation_during_a_run_is_of_the_newest_weights_and_changes_nothing(plan, device, base):
     *batches, other = plain.make_batches(4, length=16)
     lora, plan = LoRA(r=4), f"{plan} | N=1 M=4 MR=4"

@@ -23,9 +23,10 @@ from .. import run_tools as tools
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 6, 7], [8]]
-pytestmark = pytest.mark.long
 
 
+@pytest.mark.long
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("base", ["bf16", "nf4", "mxfp4"])
 def test_a_checkpoint_answers_the_same_wherever_its_weights_are(tmp_path: Path, base: str) -> None:
     """An odd number of blocks: every second pass over them begins in the other of two slots."""
@@ -98,6 +99,8 @@ def test_what_copies_of_pageable_memory_cost_is_said(tmp_path: Path, monkeypatch
     assert LoadedChat(tmp_path / "model", room, "streamed").placement.reason == f"chosen; {said[0]}"
 
 
+@pytest.mark.long
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [None, "float16"])
 @pytest.mark.parametrize("shard", ["5GB", "30KB"])
 def test_the_dtype_is_that_of_transformers(tmp_path: Path, shard: str, dtype: str | None) -> None:

@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cases import long
-
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, long(torch.float16), torch.bfloat16])
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:

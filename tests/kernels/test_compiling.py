@@ -53,12 +53,16 @@ def compiler() -> Iterator[Compiler]:
         yield ask
 
 
-def test_each_kernel_compiles(compiler):
-    """One variant of each for one card; all of them take minutes."""
-    check(*compiler(89, OPERATIONS, True))
+@pytest.mark.parametrize(
+    "architecture", [89, *(pytest.param(architecture, marks=pytest.mark.compile) for architecture in (80, 90))]
+)
+def test_each_kernel_compiles(compiler, architecture):
+    """One variant of each; all of them take minutes."""
+    operations = [operation for operation in OPERATIONS if architecture >= FIRST.get(operation, 0)]
+    check(*compiler(architecture, operations, True))
 
 
-@pytest.mark.compile
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("architecture", "operation"),
     [

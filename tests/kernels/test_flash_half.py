@@ -7,7 +7,7 @@ from rptrain.kernels import flash
 from rptrain.kernels.flash import Passes, Tiles, backward_triton, forward_triton
 from rptrain.kernels.half import scaled_heads
 from rptrain.kernels.target import nvidia
-from tests.cases import long
+from tests.cases import grid
 from tests.kernels.test_flash import LONGER, SMALL, WIDER, accelerated, bf16, by_reference, fp16, ours, tensors
 
 
@@ -31,15 +31,15 @@ def check(given, mb, window=None, passes=SMALL) -> None:
         ([[1]], None, SMALL, bf16),
         ([[5, 1, 13], [19]], None, WIDER, fp16),
         ([[20, 7]], 16, LONGER, bf16),
-        long([[30, 7]], 16, LONGER, fp16),
-        long([[5, 1, 19], [25]], None, WIDER, bf16),
+        grid([[30, 7]], 16, LONGER, fp16),
+        grid([[5, 1, 19], [25]], None, WIDER, bf16),
     ],
 )
 def test_documents_and_windows(documents, window, passes, dtype, micro_batch, device) -> None:
     check(tensors(documents, 2, 1, 16, dtype, device, sinks=True), micro_batch(documents, device), window, passes)
 
 
-@pytest.mark.parametrize("size", [long(1), long(24), long(64), long(80), 96, long(128)])
+@pytest.mark.parametrize("size", [grid(1), grid(24), grid(64), grid(80), 96, grid(128)])
 def test_head_sizes_with_the_tiles_of_the_table(size, micro_batch, device) -> None:
     documents = [[40, 30]]  # a block of keys has 32 or 64
     check(tensors(documents, 2, 1, size, bf16, device), micro_batch(documents, device), None, None)
@@ -58,7 +58,7 @@ def scaled(given, q=1.0, k=1.0, v=1.0, dout=1.0):
 @pytest.mark.parametrize(
     "factors",
     [
-        long({"q": 1e4, "k": 1e-4, "v": 1e4, "dout": 1e4}),
+        grid({"q": 1e4, "k": 1e-4, "v": 1e4, "dout": 1e4}),
         {"q": 1e-20, "k": 1e20, "v": 1e20, "dout": 1e-25},
     ],
 )
@@ -88,9 +88,9 @@ def test_outliers_in_some_tokens_and_channels(micro_batch, device) -> None:
     ("which", "value"),
     [
         ("v", float("nan")),
-        long("v", float("inf")),
-        *(long(which, value) for which in ("q", "k", "dout") for value in (float("nan"), float("inf"))),
-        *(long(which, 3e38) for which in ("q", "k", "v", "dout")),
+        grid("v", float("inf")),
+        *(grid(which, value) for which in ("q", "k", "dout") for value in (float("nan"), float("inf"))),
+        *(grid(which, 3e38) for which in ("q", "k", "v", "dout")),
     ],
 )
 def test_nan_and_infinity_stay(which, value, micro_batch, device) -> None:

@@ -70,6 +70,7 @@ def test_the_largest_value_of_a_row_is_exact() -> None:
         )
 
 
+@pytest.mark.sample(6)
 @dtypes
 @sizes
 @pytest.mark.parametrize("factors", [False, True])

@@ -19,6 +19,7 @@ def quantized(w: torch.Tensor) -> Rows:
     return out
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_all_magnitudes(rows, columns, dtype) -> None:

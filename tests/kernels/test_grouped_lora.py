@@ -30,6 +30,7 @@ def deltas(a: Tensor, b: Tensor, experts: int) -> Tensor:
     return 0.7 * torch.stack([torch.as_tensor(each) for each in rows])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_forward_and_every_gradient(form, dtype) -> None:

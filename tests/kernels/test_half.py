@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels import half
-from tests.cases import long
+from tests.cases import grid
 from tests.kernels.exact import random
 from tests.kernels.interpreter import dot_in_half
 
@@ -51,7 +51,7 @@ def test_ranges(kind, device) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "columns", "inner", "dtype"),
-    [(130, 129, 128, bf16), (1, 1, 1, fp16), long(40, 200, 300, fp16), long(200, 40, 384, bf16)],
+    [(130, 129, 128, bf16), (1, 1, 1, fp16), grid(40, 200, 300, fp16), grid(200, 40, 384, bf16)],
 )
 def test_sizes(rows, columns, inner, dtype, device) -> None:
     a, b = operand(rows, inner, dtype, device, 0, "random"), operand(columns, inner, dtype, device, 1, "random")

@@ -37,6 +37,7 @@ def test_philox_gives_the_known_answers(rounds, word, expected) -> None:
     assert " ".join(f"{each.item():08x}" for each in found) == expected
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("tokens", "width"), [(1, 1), (9, 24), (6, 2051)])
 @pytest.mark.parametrize("p", [0.0, 0.25, 0.9])
 def test_the_kernel_draws_the_bits_of_the_reference(tokens, width, p, device) -> None:
@@ -112,6 +113,7 @@ def expected(y: Tensor, x: Tensor, a: Tensor, b: list[Tensor], starts, mask: Ten
     return y
 
 
+@pytest.mark.sample(6)
 @forms
 @pytest.mark.parametrize("p", [None, 0.4])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

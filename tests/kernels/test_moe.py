@@ -24,6 +24,7 @@ FORMS = {
 scorings = pytest.mark.parametrize("scoring", FORMS.values(), ids=FORMS)
 
 
+@pytest.mark.sample(5)
 @shapes
 @dtypes
 def test_choice(tokens, experts, active, dtype, device) -> None:
@@ -41,6 +42,7 @@ def test_equal_logits_and_nan_give_distinct_experts_lower_first(device) -> None:
     assert reference.choose(logits, 4).tolist() == expected
 
 
+@pytest.mark.sample(10)
 @shapes
 @dtypes
 @scorings
@@ -178,6 +180,7 @@ def compare(module: torch.nn.Module, forward, x: Tensor) -> None:
 SIZES = [(7, 4, 2), (9, 1, 1), (5, 3, 3), (3, 16, 1), (1, 5, 2)]  # tokens, experts, chosen: empty ones; one; all
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("tokens", "experts", "active"), SIZES)
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_the_block_of_qwen3_moe(tokens, experts, active, renormalize) -> None:

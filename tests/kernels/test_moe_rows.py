@@ -20,6 +20,7 @@ def permutation(tokens: int, experts: int, active: int, device: str) -> moe.Perm
     return moe.permute(reference.choose(random((tokens, experts), torch.float32, device, 7), active), experts)
 
 
+@pytest.mark.sample(3)
 @shapes
 @dtypes
 def test_gather_and_combine(tokens, experts, active, columns, dtype, device) -> None:
@@ -36,6 +37,7 @@ def test_gather_and_combine(tokens, experts, active, columns, dtype, device) -> 
         assert torch.equal(ours, moe_rows.combine_triton(rows, perm, given))
 
 
+@pytest.mark.sample(3)
 @shapes
 @dtypes
 def test_gradients_of_rows_and_weights(tokens, experts, active, columns, dtype, device) -> None:
@@ -54,6 +56,7 @@ def test_gradients_of_rows_and_weights(tokens, experts, active, columns, dtype, 
     close(dweights, weights64.grad)
 
 
+@pytest.mark.sample(3)
 @shapes
 @dtypes
 def test_weigh(tokens, experts, active, columns, dtype, device) -> None:

@@ -39,6 +39,7 @@ def dequantized(codes: Tensor, scales: Tensor, fmt: Format, numel: int, dtype: t
     return dequantize(codes, scales, fmt, torch.empty(numel, dtype=dtype))
 
 
+@pytest.mark.sample(12)
 @formats
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("numel", [1, 31, 127, 129, 2048, 5001])
@@ -81,6 +82,7 @@ def in_torch_too(request, monkeypatch) -> None:
         monkeypatch.setattr(native, "library", lambda module: None)
 
 
+@pytest.mark.sample(6)
 @formats
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 def test_native_code_gives_the_bits_of_torch(fmt, dtype, monkeypatch) -> None:
@@ -200,6 +202,7 @@ def test_what_is_not_finite_is_seen(fmt, dtype) -> None:
         assert not quant.finite(Quantized(*quantize(w, fmt), fmt).checked)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5000), (7, 1), (33, 77), (5, 2048), (3, 14336)])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 def test_fp8_rows_have_the_codes_and_scales_of_products_in_fp8(rows, columns, dtype, in_torch_too) -> None:

@@ -26,6 +26,7 @@ def leaves(*tensors: Tensor) -> list[Tensor]:
     return [tensor.to(torch.float64, copy=True).requires_grad_() for tensor in tensors]
 
 
+@pytest.mark.sample(6)
 @dtypes
 @pytest.mark.parametrize("shape", [(7, 5), (1, 1), (3, 4, 6), (257, 33)])
 def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -44,6 +45,7 @@ def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     close(grad_w - 1, w64.grad, dtype)
 
 
+@pytest.mark.sample(6)
 @dtypes
 @pytest.mark.parametrize(("tokens", "heads", "kv_heads", "size"), [(5, 4, 2, 6), (1, 1, 1, 2), (33, 3, 1, 8)])
 def test_rope(tokens: int, heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
@@ -66,6 +68,7 @@ def test_rope(tokens: int, heads: int, kv_heads: int, size: int, dtype: torch.dt
         close(grad, x.grad, dtype)
 
 
+@pytest.mark.sample(6)
 @dtypes
 @pytest.mark.parametrize("shape", [(5, 6), (1, 2), (65, 34)])
 def test_swiglu(shape: tuple[int, int], dtype: torch.dtype) -> None:
@@ -87,6 +90,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.sample(12)
 @dtypes
 @pytest.mark.parametrize("documents", LAYOUTS)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 6), (3, 1, 4), (2, 2, 1)])

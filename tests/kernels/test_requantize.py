@@ -35,6 +35,7 @@ def same(found: Rows, wanted: Rows) -> bool:
     return equal and torch.equal(found.scales.cpu(), wanted.scales.cpu())
 
 
+@pytest.mark.sample(8)
 @formats
 @dtypes
 @pytest.mark.parametrize("shape", [(3, 256), (5, 77), (4, 16), (7, 130)])

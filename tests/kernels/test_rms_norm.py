@@ -17,6 +17,7 @@ shapes = pytest.mark.parametrize("shape", SHAPES)
 EPS = 1e-3
 
 
+@pytest.mark.sample(5)
 @dtypes
 @shapes
 def test_forward(shape, dtype, device) -> None:
@@ -28,6 +29,7 @@ def test_forward(shape, dtype, device) -> None:
     close(rstd, wide_rstd)
 
 
+@pytest.mark.sample(5)
 @dtypes
 @shapes
 def test_forward_with_the_residual(shape, dtype, device) -> None:
@@ -38,6 +40,7 @@ def test_forward_with_the_residual(shape, dtype, device) -> None:
     assert torch.equal(y, same_y) and torch.equal(rstd, same_rstd)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(7, 5), (1, 1), (37, 130)])
 @pytest.mark.parametrize("form", [Form.ROWS, Form.PLAIN | Form.ROWS])
@@ -60,6 +63,7 @@ def equal(a, b) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.sample(8)
 @dtypes
 @shapes
 @pytest.mark.parametrize("residual", [False, True])
@@ -85,6 +89,7 @@ def test_backward(shape, residual, dtype, device) -> None:
     assert torch.equal(again[0], dx) and torch.equal(again[1], grad_w)
 
 
+@pytest.mark.sample(4)
 @dtypes
 @pytest.mark.parametrize(("rows", "stages"), [(1, 3), (2, 1), (8, 4)])
 def test_backward_by_tiles(rows, stages, dtype, device) -> None:

@@ -67,6 +67,7 @@ class Inputs:
         return reference.wide(self.qkv.dtype)
 
 
+@pytest.mark.sample(12)
 @dtypes
 @shapes
 @norms
@@ -88,6 +89,7 @@ def test_forward(shape, norm, dtype, device) -> None:
         assert rstd is None
 
 
+@pytest.mark.sample(6)
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # the interpreter's
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 2), (7, 3, 1, 32), (2, 12, 4, 80, 40), (9, 6, 6, 10), (3, 17, 9, 6, 0)])
@@ -118,6 +120,7 @@ def test_heads_in_float16_are_those_of_the_rotated_values(shape, norm, dtype, de
         assert torch.equal(qkv[:, :before].view(torch.int16), case.qkv[:, :before].view(torch.int16))
 
 
+@pytest.mark.sample(12)
 @dtypes
 @shapes
 @norms
@@ -138,6 +141,7 @@ def test_backward(shape, norm, dtype, device, monkeypatch) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
 
 
+@pytest.mark.sample(6)
 @dtypes
 @pytest.mark.parametrize("shape", [(7, 3, 1, 32), (3, 20, 5, 256), (9, 6, 6, 10, 8)])
 @norms

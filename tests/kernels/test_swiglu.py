@@ -26,6 +26,7 @@ def inputs(tokens, size, dtype, device):
     return random((tokens, size), dtype, device, 1), gate_up
 
 
+@pytest.mark.sample(10)
 @dtypes
 @sizes
 @forms
@@ -47,6 +48,7 @@ def test_forward_and_backward(tokens, size, interleaved, clamp, dtype, device) -
 in_fp8 = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
+@pytest.mark.sample(6)
 @in_fp8
 @sizes
 @pytest.mark.parametrize("longest", [16384, 64])
@@ -78,6 +80,7 @@ def test_backward_that_finds_maxima(tokens, size, dtype, device, monkeypatch) ->
     same(fp8.transposed(Operand(dtype, found[2]), found[3]), Rows(fp8.transpose(rows.codes), rows.scales))
 
 
+@pytest.mark.sample(5)
 @dtypes
 @forms
 def test_the_reference_in_place(interleaved, clamp, dtype) -> None:

@@ -170,6 +170,7 @@ def tried(tmp_path_factory) -> Iterator[Callable[[dict[str, str]], list[str] | N
 
 
 @pytest.mark.long
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_real_compilers(tried, fault):
     variables, problem, advice = FAULTS[fault]

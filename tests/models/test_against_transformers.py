@@ -74,6 +74,7 @@ def test_packed_documents_match_separate_ones(checkpoint, native, micro_batch) -
     torch.testing.assert_close(ours.logits(ids, mb), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(35)
 @pytest.mark.parametrize("max_shard_bytes", [5e9, 8000])
 def test_what_we_save_transformers_loads(checkpoint, native, tmp_path, max_shard_bytes) -> None:
     from transformers import AutoModelForCausalLM

@@ -51,6 +51,7 @@ def native_step(directory: Path, ids: Tensor, plan: str) -> tuple[dict[str, Tens
     return weights, norm
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("variant", ROWS)
 def test_a_step_equals_that_of_transformers(variant: str, tmp_path: Path) -> None:
     theirs = hugging_face(tmp_path / "before", **VARIANTS[variant], pad_token_id=ROWS[variant])

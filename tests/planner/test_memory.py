@@ -55,7 +55,7 @@ from rptrain.utils.units import format_bytes
 
 from .. import own_memory
 from .. import run_tools as tools
-from ..cases import long
+from ..cases import grid
 
 GIB = 1 << 30
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -134,6 +134,7 @@ def case(*overrides):
     return pytest.param(overrides, id="-".join(text.partition("=")[2].replace(":", "") for text in overrides))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
@@ -236,12 +237,13 @@ def test_cuda_takes_of_the_host_what_was_measured(update, gpus):
 # The parts
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(
     ("dtype", "moments"),
     [("float64", "fp32"), *product(("bfloat16", "float16", "float32"), ("fp32", "bf16", "int8"))],
 )
 @pytest.mark.parametrize("update", ["sync", "async"])
-@pytest.mark.parametrize("size", [4, long(2)])
+@pytest.mark.parametrize("size", [4, 2])
 @pytest.mark.parametrize("frozen", [(), ("model.embed_tokens.weight", "*.mlp.*", "model.layers.2.*")])
 def test_states_are_the_buffers_of_the_store(folder, dtype, moments, update, size, frozen):
     kind = (f"model.dtype={dtype}", f"optim.update={update}", f"optim.moments={moments}")
@@ -373,7 +375,7 @@ def test_the_disk_holds_what_was_planned(tmp_path, moments, frozen):
     _holds_what_was_planned(tmp_path, f"optim.moments={moments}", f"train.freeze={frozen}")
 
 
-@pytest.mark.parametrize("update", ["async", long("sync")])
+@pytest.mark.parametrize("update", ["async", grid("sync")])
 def test_the_disk_holds_the_codes_of_a_generation(tmp_path, update):
     tools.write_model(tmp_path / "model")
     _holds_what_was_planned(tmp_path, "engine.fp8=true", f"optim.update={update}")

@@ -8,7 +8,7 @@ import torch
 
 from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.checkpoint.state import Background, load_state, save_state
-from tests.cases import UPDATES, long
+from tests.cases import BOTH
 
 from .. import plain, runs
 from .test_exactness import KINDS, SIZES, VOCAB, alone, several
@@ -49,8 +49,9 @@ def save(store, snapshot, folder, processes):
         save_state(folder, store.units, step=SAVED, meta=meta, background=background, processes=processes)
 
 
-@UPDATES
-@pytest.mark.parametrize("kind", ["bf16", *map(long, ("fp8", "int8-moments", "lora", "frozen", "tied"))])
+@pytest.mark.sample(6)
+@BOTH
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "int8-moments", "lora", "frozen", "tied"])
 def test_resumed_in_another_number_of_processes(tmp_path, kind, asynchronous):
     changes, of_store = KINDS[kind]
     cfg = plain.config(tie_word_embeddings=True) | changes | SIZES

@@ -16,7 +16,7 @@ from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.models.transforms.lora import LoRA
 from rptrain.schedule.plan import Plan
 from tests import run_tools as tools
-from tests.cases import UPDATES, long
+from tests.cases import BOTH, UPDATES
 
 from .. import plain, runs
 from ..test_replicas import DROPOUT
@@ -39,7 +39,6 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the co
     "fp8": ({}, BF16 | {"fp8": True}),
     "int8-moments": ({}, BF16 | {"moments": "int8"}),
 }
-QUICK = ("tied", "untied", "fp8")
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +90,10 @@ def alone(cfg, kind, train, *, asynchronous, **options):
         return train(store, PLAN, asynchronous=asynchronous, **options)
 
 
-@pytest.mark.parametrize("world", [2, long(3), 4])
-@UPDATES
-@pytest.mark.parametrize("kind", [name if name in QUICK else long(name) for name in KINDS])
+@pytest.mark.sample(11)
+@pytest.mark.parametrize("world", [2, 3, 4])
+@BOTH
+@pytest.mark.parametrize("kind", KINDS)
 def test_same_bits(kind, asynchronous, world):
     """With 4 processes, two have one group each and two have two groups, on two devices.
 
@@ -115,7 +115,6 @@ def test_same_bits(kind, asynchronous, world):
         assert all(torch.equal(found[2][name], weights[name]) for name in weights)
 
 
-@pytest.mark.long
 @UPDATES
 def test_skipped_steps_and_loss_scale(asynchronous):
     cfg, batches = plain.config(tie_word_embeddings=True) | SIZES, plain.make_batches(5, micro_batches=12, vocab=VOCAB)

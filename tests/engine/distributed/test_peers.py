@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from tests import run_tools as tools
+from tests.cases import grid
 
 PROGRAM = """
 import os, sys, threading, time, traceback
@@ -93,7 +94,7 @@ LOST = "process 1 on .* has ended or cannot be reached: the step cannot be compl
     ("where", "number", "reason"),
     [
         ("step", signal.SIGKILL, LOST),
-        ("step", signal.SIGSTOP, LOST),
+        grid("step", signal.SIGSTOP, LOST),
         ("evaluation", signal.SIGSTOP, LOST),
         ("end", signal.SIGSTOP, LOST),
         ("fails", None, "process 1 on .* has failed: .*RuntimeError: broken: the step cannot be completed"),

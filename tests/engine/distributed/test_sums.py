@@ -15,7 +15,7 @@ from rptrain.engine.optim.adam import CHUNK
 from rptrain.engine.optim.gradients import Gradients, arrival_order
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.engine.tree import subtrees
-from tests.cases import UPDATES, long
+from tests.cases import BOTH, UPDATES
 
 from .. import plain, runs
 from .test_exactness import KINDS, PLAN, SIZES, VOCAB, alone, several, together
@@ -53,9 +53,10 @@ def test_values_are_rounded_on_their_way(monkeypatch):
         assert sent == {torch.bfloat16: 2 * sum(map(len, messages))}
 
 
-@pytest.mark.parametrize("world", [2, long(3), long(4)])
-@UPDATES
-@pytest.mark.parametrize("kind", ["tied", *map(long, ("lora", "untied", "bf16", "qwen3-moe", "embedding-saved"))])
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("world", [2, 3, 4])
+@BOTH
+@pytest.mark.parametrize("kind", ["tied", "lora", "untied", "bf16", "qwen3-moe", "embedding-saved"])
 def test_equals_a_plain_sum_with_the_same_rounding(monkeypatch, kind, asynchronous, world):
     """To the bit, with half the bytes, and with losses close to those of float32."""
     changes, of_store = KINDS[kind]

@@ -1,8 +1,6 @@
 """The embedding's gradient rows, summed: every path and number of threads adds the same in the same order."""
 
 import ctypes
-import shutil
-import subprocess
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +13,7 @@ from rptrain.engine.embedding import RowGradients
 from rptrain.engine.optim import embedding_grads
 from rptrain.engine.optim.embedding_grads import LINE, ROWS, CpuRows, columns_each, row_stride
 from rptrain.engine.store import Arena, accumulate_dtype
-from tests.cases import long
+from tests.cases import grid
 
 from .. import plain, runs
 
@@ -93,6 +91,7 @@ def looped(occurring, places, gradient, table):
     return sums, table
 
 
+@pytest.mark.sample(12)
 @KINDS
 @PATHS
 @WIDTHS
@@ -110,6 +109,7 @@ def test_adds_token_by_token_on_any_number_of_threads(pool, ids, columns, fallba
         assert torch.equal(bits(got_table[absent]), bits(given[3][absent]))
 
 
+@pytest.mark.sample(6)
 @KINDS
 @PATHS
 @pytest.mark.parametrize("ids", IDS)
@@ -164,6 +164,7 @@ def test_clears_the_rows_it_is_given(pool, fallback, dtype):
     assert torch.equal(table, expected)
 
 
+@pytest.mark.sample(6)
 @KINDS
 @pytest.mark.parametrize("columns", [1, 7, 130, 2048])
 def test_threads_share_no_cache_line_of_the_sums(columns, dtype):
@@ -177,19 +178,8 @@ def test_threads_share_no_cache_line_of_the_sums(columns, dtype):
     assert columns_each(2048, dtype, 16) == 128
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
-def test_every_instruction_set_gives_the_same_bits(pool, tmp_path, monkeypatch):
-    """The clones that target_clones makes, compiled one at a time."""
-    source = Path(embedding_grads.__file__).with_name("embedding_grads.c")
-    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-DCLONES="]
-    known = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-    instruction_sets = [("x86-64", "sse2"), ("x86-64-v3", "avx2"), ("x86-64-v4", "avx512bw")]
-    available = [name for name, flag in instruction_sets if flag in known]
-    if len(available) < 2:
-        pytest.skip("one instruction set only")
-    for name in available:
-        library = tmp_path / f"{name}.so"
-        subprocess.run(["gcc", *flags, f"-march={name}", "-o", library, source], check=True)
+def test_every_instruction_set_gives_the_same_bits(pool, builds, monkeypatch):
+    for name, library in builds(Path(embedding_grads.__file__).with_name("embedding_grads.c")).items():
         monkeypatch.setattr(embedding_grads, "_library", lambda library=library: ctypes.CDLL(str(library)))
         for dtype in DTYPES:
             given = case("repeated", 130, dtype)
@@ -224,6 +214,7 @@ def iterations(count):
         yield torch.randint(i, 61 - 7 * i, (4, 50), generator=generator), generator
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("native", [True, False], ids=["native", "fallback"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @KINDS
@@ -268,6 +259,7 @@ def test_rows_of_the_sums_are_added_to_each_other(pool, fallback):
         assert torch.equal(sums, expected)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("native", [True, False], ids=["native", "fallback"])
 @pytest.mark.parametrize("replicas", [2, 3, 4])
 @KINDS
@@ -307,6 +299,7 @@ def tree_sum(parts):
     return left if right is None else right if left is None else left + right
 
 
+@pytest.mark.sample(8)
 @KINDS
 @pytest.mark.parametrize("tokens", [8, 200])
 @pytest.mark.parametrize("hidden", [32, 130])
@@ -344,7 +337,7 @@ def test_the_buffer_is_given_back_with_the_engines_threads(monkeypatch):
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("size", [long(4, id="one-round"), pytest.param(2, id="two-rounds")])
+@pytest.mark.parametrize("size", [grid(4, id="one-round"), pytest.param(2, id="two-rounds")])
 def test_a_run_has_the_same_bits_on_any_number_of_threads_and_without_a_compiler(pool, tied, size, monkeypatch):
     make(pool)
     cfg = plain.config(hidden_size=96, tie_word_embeddings=tied)

@@ -9,7 +9,7 @@ from rptrain.engine.optim.adam import CHUNK, join, split
 from rptrain.engine.store import ModelStore
 from rptrain.models.families import registry
 from rptrain.models.locate import locate, read_config
-from tests.cases import UPDATES, long
+from tests.cases import UPDATES, grid
 
 from .. import plain, runs
 from .updates import BETAS, EPS, PATHS, assert_same_bits, instruction_sets, make_adam, values
@@ -159,6 +159,7 @@ def reference(kind, master, grads, rate=1e-2):
     return master, kept.m, kept.v
 
 
+@pytest.mark.sample(10)
 @SMALL
 @DTYPES
 @PATHS
@@ -295,6 +296,7 @@ def test_the_numbers_that_rounding_draws_are_the_same_for_ever():
 # Equal bits
 
 
+@pytest.mark.sample(10)
 @SMALL
 @DTYPES
 @pytest.mark.parametrize("count", [moments.BLOCK, CHUNK, 3 * CHUNK + 11 * moments.BLOCK])
@@ -333,10 +335,10 @@ def test_ranges_draw_as_the_whole_does(kind, fallback):
     assert_same_bits(whole, parts)
 
 
-@pytest.mark.parametrize("kind", [long("bf16"), "int8"])
-def test_every_instruction_set_gives_the_same_bits(kind, tmp_path):
+@pytest.mark.parametrize("kind", [grid("bf16"), "int8"])
+def test_every_instruction_set_gives_the_same_bits(kind, builds):
     results = []
-    for _ in instruction_sets(tmp_path):
+    for _ in instruction_sets(builds):
         with make_adam() as optimizer:
             found = {}
             for dtype, grad_dtype in ((torch.bfloat16,) * 2, (torch.float16,) * 2, (torch.float32,) * 2):
@@ -381,7 +383,7 @@ def test_the_seed_decides_how_moments_are_rounded(kind):
     assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("kind", [long("bf16"), "int8"])
+@pytest.mark.parametrize("kind", [grid("bf16"), "int8"])
 def test_follows_the_run_with_exact_moments(kind):
     plan = f"{STAGES[0]} | N=2 M=4 MR=4"
     exact, small = (engine_run(plan, name, asynchronous=False, count=20) for name in ("fp32", kind))
@@ -392,6 +394,7 @@ def test_follows_the_run_with_exact_moments(kind):
 # Memory
 
 
+@pytest.mark.sample(6)
 @FORMATS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("generations", [1, 2], ids=["sync", "async"])

@@ -1,9 +1,7 @@
 """Optimizers, numbers and builds that tests of the CPU's AdamW share."""
 
 import ctypes
-import shutil
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,20 +39,9 @@ def assert_same_bits(left, right):
             assert torch.equal(tensor.view(torch.uint8), right[name].view(torch.uint8)), name
 
 
-def instruction_sets(folder: Path) -> Iterator[str]:
-    """The clones that target_clones makes, compiled one at a time; each is what CpuAdam runs on meanwhile."""
-    if shutil.which("gcc") is None:
-        pytest.skip("no gcc")
-    source = Path(adam.__file__).with_name("adam.c")
-    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-DCLONES="]
-    known = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-    kinds = [("x86-64", "sse2"), ("x86-64-v3", "avx2"), ("x86-64-v4", "avx512bw")]
-    available = [name for name, flag in kinds if flag in known]
-    if len(available) < 2:
-        pytest.skip("one instruction set only")
-    for name in available:
-        library = folder / f"{name}.so"
-        subprocess.run(["gcc", *flags, f"-march={name}", "-o", library, source, "-lm"], check=True)
+def instruction_sets(builds: Callable[[Path], dict[str, Path]]) -> Iterator[str]:
+    """Each is what CpuAdam runs on meanwhile."""
+    for name, library in builds(Path(adam.__file__).with_name("adam.c")).items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(adam, "_library", lambda library=library: ctypes.CDLL(str(library)))
             yield name

@@ -16,7 +16,7 @@ from rptrain.kernels.quant import Quantized
 from rptrain.models.transforms.lora import LoRA, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
-from tests.cases import long
+from tests.cases import grid
 
 from ... import run_tools as tools
 from .. import plain, runs
@@ -66,7 +66,7 @@ def mapped_store(folder, cfg, kind, *, dtype=torch.float32, asynchronous=True, w
             yield store
 
 
-@pytest.mark.parametrize("name", ["lora", "tied", long("experts"), long("parts")])
+@pytest.mark.parametrize("name", ["lora", "tied", grid("experts"), grid("parts")])
 def test_the_bits_of_a_base_in_memory(tmp_path, name):
     cfg, kind = CASES[name]
     batches = plain.make_batches(3)
@@ -79,7 +79,7 @@ def test_the_bits_of_a_base_in_memory(tmp_path, name):
     same_as_first(results)
 
 
-@pytest.mark.parametrize("devices", [2, long(7)])
+@pytest.mark.parametrize("devices", [2, grid(7)])
 def test_in_rounds_and_in_sync(tmp_path, devices):
     batches, kind = some_short([6, 1, 6]), CASES["parts"][1]
     plan = f"{PLAN} | N={devices} M=6 MR=2"
@@ -102,7 +102,7 @@ def test_delays_anywhere_change_nothing(tmp_path, slow):
     same_as_first(results)
 
 
-@pytest.mark.parametrize("plan", [long("N=1 M=4 MR=4"), "N=3 M=4 MR=2"])
+@pytest.mark.parametrize("plan", [grid("N=1 M=4 MR=4"), "N=3 M=4 MR=2"])
 def test_evaluations_in_between_read_the_same(tmp_path, plan):
     """Also the first, ahead of all training, and two in a row."""
     *batches, other = plain.make_batches(3)

@@ -56,6 +56,7 @@ def test_gradients_against_autograd_in_float64(architecture, fresh, batch) -> No
         torch.testing.assert_close(gradient, theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.sample(14)
 @architectures
 @dtypes
 def test_narrow_types_follow_float64(architecture, dtype, fresh, batch) -> None:
@@ -71,6 +72,7 @@ def test_narrow_types_follow_float64(architecture, dtype, fresh, batch) -> None:
         assert (gradient.double() - theirs).norm() <= times(name) * tolerance * theirs.norm(), name
 
 
+@pytest.mark.sample(14)
 @architectures
 @dtypes
 def test_saving_changes_no_bit_and_nothing_aliases(architecture, dtype, fresh, batch) -> None:
@@ -94,6 +96,7 @@ def test_saving_changes_no_bit_and_nothing_aliases(architecture, dtype, fresh, b
     assert torch.equal(loss, head.loss(p, x, mb))
 
 
+@pytest.mark.sample(14)
 @architectures
 @dtypes
 def test_changing_a_document_changes_the_others_by_nothing(architecture, dtype, fresh, batch) -> None:
@@ -216,6 +219,7 @@ def assert_memory_bounds(layer, p, g, x, dy, mb) -> None:
     assert live.peak <= layer.workspace_bytes(tokens, itemsize) <= 2 * live.peak
 
 
+@pytest.mark.sample(28)
 @architectures
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(

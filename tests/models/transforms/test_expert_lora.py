@@ -8,7 +8,7 @@ import torch
 from rptrain.models.transforms.lora import LoRA, adapted, merged, target_names, with_lora, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
-from tests.cases import long
+from tests.cases import grid
 from tests.models.conftest import Native
 from tests.models.layers.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
 from tests.models.transforms.test_lora import (
@@ -34,8 +34,9 @@ settings = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 ARCHITECTURES = pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GptOssForCausalLM"])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
-    "checkpoint", ["qwen3-moe", "qwen3-moe-some-dense", "gpt-oss", long("minimax-m2")], indirect=True
+    "checkpoint", ["qwen3-moe", "qwen3-moe-some-dense", "gpt-oss", grid("minimax-m2")], indirect=True
 )
 @settings
 def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, native, micro_batch) -> None:
@@ -107,6 +108,7 @@ def test_modules_for_peft_are_without_experts(fresh) -> None:
         with_lora(fresh("LlamaForCausalLM").spec, LoRA(target_modules=()))
 
 
+@pytest.mark.sample(6)
 @ARCHITECTURES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(64, 160, 4, 2, 4, 5), (96, 24, 4, 1, 9, 5), (128, 24, 1, 1, 64, 30)])

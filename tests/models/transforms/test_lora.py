@@ -11,7 +11,6 @@ from rptrain.kernels.reference.dense import wide
 from rptrain.models.transforms.lora import ENDS, LoRA, adapted, set_magnitudes, target_names, with_lora
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
-from tests.cases import long
 from tests.families import FAMILIES
 from tests.models.conftest import Native
 from tests.models.layers.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
@@ -19,7 +18,7 @@ from tests.models.layers.test_layers import EVERY_EXPERT, assert_memory_bounds, 
 IDS, LABELS = torch.arange(22) * 7 % 61, torch.arange(22) * 11 % 61
 MODELS = ["llama", "llama-tied", "qwen3", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"]
 OTHERS = [[*cases.variants][-1] for cases in FAMILIES.values() if not cases.experts]
-models = pytest.mark.parametrize("checkpoint", [*MODELS, *map(long, OTHERS)], indirect=True)
+models = pytest.mark.parametrize("checkpoint", [*MODELS, *OTHERS], indirect=True)
 
 
 def in_peft(model, settings: LoRA, targets):
@@ -127,6 +126,7 @@ def assert_recomputing_changes_no_bit(model: Native, mb) -> None:
         x = y
 
 
+@pytest.mark.sample(20)
 @models
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, native, micro_batch) -> None:
@@ -304,6 +304,7 @@ def test_cuda_follows_float64_and_never_waits(architecture, kind, fresh, micro_b
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(64, 160, 4, 2, 4), (64, 32, 8, 8, 64), (96, 24, 4, 1, 9), (64, 640, 1, 1, 16)])
 @pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
@@ -332,6 +333,14 @@ def check_bounds(sizes, dtype, kind, fresh, micro_batch) -> None:
     itemsize = dtype.itemsize
     assert layer.kept_bytes(tokens, itemsize) == replace(layer, adapters=()).kept_bytes(tokens, itemsize)
     assert_memory_bounds(layer, p, g, x, dy, mb)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_workspace_of_ranks_by_hand(itemsize, fresh) -> None:
+    """Of 10 tokens and the three adapters of qkv: the product with A and its gradient, and one of them in float32."""
+    spec = fresh("LlamaForCausalLM").spec
+    few, more = (with_lora(spec, LoRA(r=r)).layers[0].workspace_bytes(10, itemsize) for r in (3, 5))
+    assert more - few == 10 * 3 * (5 - 3) * (2 * itemsize + 4)
 
 
 def test_workspace_and_traffic_of_dropout_by_hand(fresh) -> None:

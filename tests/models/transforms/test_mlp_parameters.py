@@ -7,7 +7,7 @@ import torch
 
 from rptrain.models.transforms.fp8 import with_fp8
 from rptrain.models.transforms.lora import LoRA, adapted, target_names, with_lora
-from tests.cases import long
+from tests.cases import grid
 from tests.models.layers.test_layers import LiveBytes, assert_memory_bounds
 from tests.models.transforms.test_lora import (
     LABELS,
@@ -30,7 +30,7 @@ EVERYTHING = LoRA(r=3, lora_alpha=5, target_parameters=(*EXPERTS, *DENSE, *SHARE
     ("checkpoint", "settings"),
     [
         pytest.param("glm4-moe", EVERYTHING, id="everything"),
-        long("glm4-moe", LoRA(r=4, target_modules=("k_proj",), target_parameters=DENSE[1:]), id="dense"),
+        grid("glm4-moe", LoRA(r=4, target_modules=("k_proj",), target_parameters=DENSE[1:]), id="dense"),
         pytest.param("glm4-moe-dense", LoRA(r=2, target_parameters=DENSE), id="all-dense"),
         pytest.param("glm4-moe-dense", LoRA(r=2), id="attention"),
         pytest.param(
@@ -71,16 +71,16 @@ def test_a_name_means_the_weights_that_it_ends(fresh) -> None:
     assert not any("mlp" in module for module in adapted(with_lora(spec, LoRA())))
 
 
-@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
+@pytest.mark.parametrize("dtype", [grid(torch.float32), torch.bfloat16])
 def test_saving_and_recomputing_change_no_bit(dtype, fresh, micro_batch) -> None:
     model = fresh_lora(fresh, dtype, EVERYTHING, GLM)
     assert_recomputing_changes_no_bit(model, batch(micro_batch, model.spec, dtype))
 
 
 @pytest.mark.parametrize("fp8", [False, True], ids=["plain", "fp8"])
-@pytest.mark.parametrize("dtype", [long(torch.float32), torch.bfloat16])
+@pytest.mark.parametrize("dtype", [grid(torch.float32), torch.bfloat16])
 @pytest.mark.parametrize(
-    "sizes", [long((64, 160, 1, 4, 5)), long((96, 32, 2, 9, 5)), long((128, 32, 4, 64, 30)), (64, 32, 20, 3, 5)]
+    "sizes", [grid((64, 160, 1, 4, 5)), grid((96, 32, 2, 9, 5)), grid((128, 32, 4, 64, 30)), (64, 32, 20, 3, 5)]
 )
 def test_bounds_of_memory_hold(fp8, dtype, sizes, fresh, micro_batch) -> None:
     """In FP8 the bound includes gradients of weights, which are frozen here."""

@@ -37,6 +37,7 @@ def same(ours, theirs, dtype: torch.dtype = torch.float32) -> bool:
     )
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("max_shard_bytes", [5e9, 8000, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -124,6 +125,7 @@ def test_a_shard_that_is_cut_short_or_gone_since_it_was_checked(dtype, saved, fr
         pretrained.load(files, again.spec, again.view)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at", [0, 100, -1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

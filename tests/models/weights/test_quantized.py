@@ -80,6 +80,7 @@ def test_a_model_without_whole_blocks_is_refused(fresh, tmp_path):
         with_base(with_lora(spec, LoRA()), "mxfp4")
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("read", [4 * 384, 2000, 1 << 20])  # 500 elements are no whole blocks
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("architecture", [DENSE, MOE])
