@@ -25,8 +25,8 @@ from .. import run_tools as tools
 STALLED = """
 import ctypes, signal, sys, time
 from pathlib import Path
-from rptrain.runs.event_log import EventLog
-from rptrain.runs.events import CheckpointSaved
+from rptrain.runs.folder.event_log import EventLog
+from rptrain.runs.records.events import CheckpointSaved
 from rptrain.utils.signals import PROCESS
 from rptrain.train import watchdog
 from rptrain.train.watchdog import Watchdog, Watched
