@@ -30,6 +30,7 @@ class ModelShape:
     tied: bool
     padding_row: int | None = None  # of the embedding; look-ups add nothing to its gradient. Read from pad_token_id
     carried: tuple[str, ...] = ()  # patterns of tensors of its checkpoints that training leaves out
+    has_experts: bool = False  # whether its class has experts, for transformers and PEFT: even if all layers are dense
     stored_prefixes: tuple[tuple[str, str], ...] = ()  # each of module names, and that of checkpoints
 
     @property

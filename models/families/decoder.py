@@ -8,7 +8,10 @@ import torch
 
 from rptrain.models.families.config import Shape, Sizes
 from rptrain.models.layer import Layer
+from rptrain.models.layers.attention import Attention
+from rptrain.models.layers.block import Block, FeedForward, Mixer
 from rptrain.models.layers.head import Head
+from rptrain.models.layers.norms import Norms
 from rptrain.models.params import CheckpointPart, Param, Stack, Unit
 from rptrain.models.spec import ModelSpec
 
@@ -84,7 +87,10 @@ def dense_unit(
     fused: bool = False,
     **attention: bool,
 ) -> Unit:
-    """The parameters of a Block. `fused`: checkpoints have one tensor of gate and up, and see `attention_params`."""
+    """The parameters of a block with an MLP.
+
+    `fused`: checkpoints have one tensor of gate and up, and see `attention_params`.
+    """
     at = f"model.layers.{index}"
     gate_up = ((f"{at}.mlp.gate_proj", sizes.intermediate), (f"{at}.mlp.up_proj", sizes.intermediate))
     if fused:
@@ -133,18 +139,16 @@ def correction_unit(index: int, key: str, experts: int) -> Unit:
     return Unit(f"layers.{index}.correction", (correction,), trainable=False)
 
 
-def block_sizes(sizes: Sizes, index: int) -> dict[str, Any]:
-    """The sizes that every kind of block has; its unit follows the embedding's and those of earlier blocks."""
-    return {
-        "name": f"layers.{index}",
-        "units": (index + 1,),
-        "hidden": sizes.hidden,
-        "heads": sizes.heads,
-        "kv_heads": sizes.kv_heads,
-        "head_size": sizes.head_size,
-        "intermediate": sizes.intermediate,
-        "eps": sizes.eps,
-    }
+def attention(sizes: Sizes, **options: Any) -> Attention:
+    """The attention of a block. `options`: see `Attention.of`."""
+    return Attention.of(sizes.hidden, (sizes.heads, sizes.kv_heads, sizes.head_size), eps=sizes.eps, **options)
+
+
+def block(sizes: Sizes, index: int, mixer: Mixer, feed_forward: FeedForward, **options: Any) -> Block:
+    """A block of these parts; its unit follows the embedding's and those of earlier blocks. `options`: other fields."""
+    form = {"norms": Norms(sizes.eps)} | options
+    at = {"name": f"layers.{index}", "units": (index + 1,), "hidden": sizes.hidden}
+    return Block(**at, mixer=mixer, feed_forward=feed_forward, **form)
 
 
 def model(
@@ -157,10 +161,11 @@ def model(
     logits_scale: float = 1.0,
     frozen: Mapping[int, Unit] | None = None,
     carried: tuple[str, ...] = (),
+    has_experts: bool = False,
 ) -> ModelSpec:
     """The decoder with these blocks, an embedding, a last norm and a head.
 
-    `frozen`: units of layers, by their numbers, in addition to `blocks`. `carried`: see ModelShape.
+    `frozen`: units of layers, by their numbers, in addition to `blocks`. `carried`, `has_experts`: see ModelShape.
     """
     embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
     units = [embed, *blocks, Unit("norm", (norm("norm", "model.norm", shape.hidden),))]
@@ -187,4 +192,5 @@ def model(
         tied=shape.tied,
         padding_row=shape.padding_row,
         carried=carried,
+        has_experts=has_experts,
     )

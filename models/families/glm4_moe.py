@@ -14,8 +14,9 @@ from rptrain.models.families.config import (
     read_shape,
     with_defaults,
 )
-from rptrain.models.layers.mlp import Block
-from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.layers.mlp import MLP, SharedMLP
+from rptrain.models.layers.moe import MoE
+from rptrain.models.layers.router import Router
 from rptrain.models.params import Unit
 from rptrain.models.spec import ModelSpec
 
@@ -47,30 +48,24 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     shape = read_shape(filled, unsupported=found, biases=biases, partial=True)
 
     options: dict[str, Any] = {"qk_norm": qk_norm, "qkv_bias": biases}
+    router = Router(experts=experts, active=active, scoring=scoring, groups=groups, wide=True, balance_in_config=False)
+    attention = decoder.attention(shape, **options)
+    mlp = MLP.of(shape.hidden, shape.intermediate)
+    mixture = MoE.of(shape.hidden, intermediate, router, shared=SharedMLP.of(shape.hidden, shared))
     units, blocks, frozen = [], [], {}
     for index in range(shape.layers):
-        sizes = decoder.block_sizes(shape, index)
         if index < dense:
             units.append(decoder.dense_unit(shape, index, **options))
-            blocks.append(Block(**sizes, **options))
+            blocks.append(decoder.block(shape, index, attention, mlp))
             continue
         units.append(_unit(shape, index, intermediate, experts, shared, options))
-        frozen[index] = decoder.correction_unit(
-            index, f"model.layers.{index}.mlp.gate.e_score_correction_bias", experts
-        )
-        routing = {
-            "experts": experts,
-            "active": active,
-            "scoring": scoring,
-            "groups": groups,
-            "wide_router": True,
-            "balance_in_config": False,
-        }
-        sizes |= {"intermediate": intermediate, "shared": shared}
-        blocks.append(MoEBlock(**sizes, **options, **routing))
+        key = f"model.layers.{index}.mlp.gate.e_score_correction_bias"
+        frozen[index] = decoder.correction_unit(index, key, experts)
+        blocks.append(decoder.block(shape, index, attention, mixture))
     # the layers for multi-token prediction (MTP), which follow the last one, are not trained
     carried = tuple(f"model.layers.{shape.layers + number}.*" for number in range(extra))
-    return decoder.model(ARCHITECTURE, config, shape, units, blocks, frozen=frozen, carried=carried)
+    options = {"frozen": frozen, "carried": carried, "has_experts": True}
+    return decoder.model(ARCHITECTURE, config, shape, units, blocks, **options)
 
 
 def _unit(sizes: Sizes, index: int, intermediate: int, experts: int, shared: int, options: Mapping[str, bool]) -> Unit:
