@@ -146,9 +146,8 @@ def attention(sizes: Sizes, **options: Any) -> Attention:
 
 def block(sizes: Sizes, index: int, mixer: Mixer, feed_forward: FeedForward, **options: Any) -> Block:
     """A block of these parts; its unit follows the embedding's and those of earlier blocks. `options`: other fields."""
-    form = {"norms": Norms(sizes.eps)} | options
-    at = {"name": f"layers.{index}", "units": (index + 1,), "hidden": sizes.hidden}
-    return Block(**at, mixer=mixer, feed_forward=feed_forward, **form)
+    form: dict[str, Any] = {"norms": Norms(sizes.eps), "mixer": mixer, "feed_forward": feed_forward} | options
+    return Block(name=f"layers.{index}", units=(index + 1,), hidden=sizes.hidden, **form)
 
 
 def model(

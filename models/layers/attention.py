@@ -231,11 +231,12 @@ class Attention:
         back = {**extras, "grad_sinks": None if sinks is None else torch.zeros_like(sinks, dtype=wide(dtype))}
 
         def operation(name: str, heads: Sequence[Heads], force: str | None) -> Operation:
-            out, saved = attn.attention(*heads, mb, force, **extras)
+            q, k, v = heads
+            out, saved = attn.attention(q, k, v, mb, force, **extras)
             return Operation(
                 f"attention ({name})",
-                lambda: attn.attention(*heads, mb, force, **extras),
-                lambda: attn.attention_backward(dout, *heads, out, saved, mb, **back),
+                lambda: attn.attention(q, k, v, mb, force, **extras),
+                lambda: attn.attention_backward(dout, q, k, v, out, saved, mb, **back),
             )
 
         plain = self.window is None and not self.sinks

@@ -37,7 +37,8 @@ class MLP:
 
     @classmethod
     def of(cls, hidden: int, intermediate: int) -> Self:
-        gate_up, down = {"inputs": hidden, "outputs": 2 * intermediate}, {"inputs": intermediate, "outputs": hidden}
+        gate_up: dict[str, Any] = {"inputs": hidden, "outputs": 2 * intermediate}
+        down: dict[str, Any] = {"inputs": intermediate, "outputs": hidden}
         return cls(
             # SwiGLU's backward finds the maxima of the gradient of gate_up; the rows and columns of that of `down` are
             # quantized separately
@@ -141,7 +142,8 @@ class SharedMLP:
 
     @classmethod
     def of(cls, hidden: int, intermediate: int) -> Self:
-        gate_up, down = {"inputs": hidden, "outputs": 2 * intermediate}, {"inputs": intermediate, "outputs": hidden}
+        gate_up: dict[str, Any] = {"inputs": hidden, "outputs": 2 * intermediate}
+        down: dict[str, Any] = {"inputs": intermediate, "outputs": hidden}
         return cls(
             gate_up=Product(name="shared_gate_up", **gate_up, mask=4),
             down=Product(name="shared_down", **down, mask=5, source=Source.ACTIVATION),
