@@ -4,8 +4,9 @@ Shape suffixes, here and in the layers: T tokens of a micro-batch, D hidden size
 C head size, I intermediate size, E experts, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -33,6 +34,14 @@ class QueryScaling:
     original_max_position_embeddings: float
 
 
+class Operation(NamedTuple):
+    """An operation of a layer that is timed by itself, without the rest of the layer."""
+
+    name: str
+    forward: Callable[[], object]
+    backward: Callable[[], object]
+
+
 class LayerShape(Protocol):
     """The properties of a layer that planning uses."""
 
@@ -42,6 +51,11 @@ class LayerShape(Protocol):
     @property
     def units(self) -> tuple[int, ...]:
         """Indices of the model's units that the layer reads."""
+        ...
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """The parameters that may be quantized, or multiplied in FP8."""
         ...
 
     @property

@@ -1,15 +1,15 @@
-"""Generation with a cache of keys and values: one iterator over tokens, for a batch of prompts or a conversation."""
+"""Generation with a cache of what was computed: one iterator over tokens, for a batch of prompts or a conversation."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rptrain.kernels.reference.dense import wide
-from rptrain.models.decode.cache import Cache, blocks
+from rptrain.models.decode.cache import Cache
 from rptrain.models.layer import LayerShape
+from rptrain.models.layers.block import blocks
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 from rptrain.utils.liveness import progressed
@@ -107,10 +107,8 @@ def _forward(spec: ModelSpec, weights: Weights, cache: Cache, new: Sequence[Sequ
     """The output [B, D] of the last block for the last token of each sequence."""
     tokens = cache.place(new)
     x_TD = weights(0)["embed"][tokens]
-    for index, block in enumerate(blocks(spec)):
-        p = _weights_of(block, weights)
-        attend = partial(cache.attend, index, block, p.get("sinks"))
-        x_TD = block.step(p, x_TD, cache.rotations, attend)
+    for block, state in zip(blocks(spec), cache.states, strict=True):
+        x_TD = block.step(_weights_of(block, weights), x_TD, state, cache.current)
     cache.hold()
     return x_TD[torch.tensor([len(tokens) for tokens in new], device=x_TD.device).cumsum(0) - 1]
 

@@ -8,7 +8,10 @@ import torch
 
 from rptrain.models.families.config import Shape, Sizes
 from rptrain.models.layer import Layer
+from rptrain.models.layers.attention import Attention
+from rptrain.models.layers.block import Block, FeedForward, Mixer
 from rptrain.models.layers.head import Head
+from rptrain.models.layers.norms import Norms
 from rptrain.models.params import CheckpointPart, Param, Stack, Unit
 from rptrain.models.spec import ModelSpec
 
@@ -86,7 +89,10 @@ def dense_unit(
     fused: bool = False,
     **attention: bool,
 ) -> Unit:
-    """The parameters of a Block. `fused`: checkpoints have one tensor of gate and up, and see `attention_params`."""
+    """The parameters of a block with an MLP.
+
+    `fused`: checkpoints have one tensor of gate and up, and see `attention_params`.
+    """
     at = f"model.layers.{index}"
     gate_up = ((f"{at}.mlp.gate_proj", sizes.intermediate), (f"{at}.mlp.up_proj", sizes.intermediate))
     if fused:
@@ -143,18 +149,15 @@ def mtp_layers(layers: int, count: int) -> tuple[str, ...]:
     return tuple(f"model.layers.{layers + number}.*" for number in range(count))
 
 
-def block_sizes(sizes: Sizes, index: int) -> dict[str, Any]:
-    """The sizes that every kind of block has; its unit follows the embedding's and those of earlier blocks."""
-    return {
-        "name": f"layers.{index}",
-        "units": (index + 1,),
-        "hidden": sizes.hidden,
-        "heads": sizes.heads,
-        "kv_heads": sizes.kv_heads,
-        "head_size": sizes.head_size,
-        "intermediate": sizes.intermediate,
-        "eps": sizes.eps,
-    }
+def attention(sizes: Sizes, **options: Any) -> Attention:
+    """The attention of a block. `options`: see `Attention.of`."""
+    return Attention.of(sizes.hidden, (sizes.heads, sizes.kv_heads, sizes.head_size), eps=sizes.eps, **options)
+
+
+def block(sizes: Sizes, index: int, mixer: Mixer, feed_forward: FeedForward, **options: Any) -> Block:
+    """A block of these parts; its unit follows the embedding's and those of earlier blocks. `options`: other fields."""
+    form: dict[str, Any] = {"norms": Norms(sizes.eps), "mixer": mixer, "feed_forward": feed_forward} | options
+    return Block(name=f"layers.{index}", units=(index + 1,), hidden=sizes.hidden, **form)
 
 
 def model(

@@ -16,8 +16,9 @@ from rptrain.models.families.config import (
     with_defaults,
 )
 from rptrain.models.families.family import Family
-from rptrain.models.layers.mlp import Block
-from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.layers.mlp import MLP, SharedMLP
+from rptrain.models.layers.moe import MoE
+from rptrain.models.layers.router import Router
 from rptrain.models.params import Unit
 from rptrain.models.spec import ModelSpec
 
@@ -49,27 +50,20 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     shape = read_shape(filled, unsupported=found, biases=biases, partial=True)
 
     options: dict[str, Any] = {"qk_norm": qk_norm, "qkv_bias": biases}
+    router = Router(experts=experts, active=active, scoring=scoring, groups=groups, wide=True, balance_in_config=False)
+    attention = decoder.attention(shape, **options)
+    mlp = MLP.of(shape.hidden, shape.intermediate)
+    mixture = MoE.of(shape.hidden, intermediate, router, shared=SharedMLP.of(shape.hidden, shared))
     units, blocks, frozen = [], [], {}
     for index in range(shape.layers):
-        sizes = decoder.block_sizes(shape, index)
         if index < dense:
             units.append(decoder.dense_unit(shape, index, **options))
-            blocks.append(Block(**sizes, **options))
+            blocks.append(decoder.block(shape, index, attention, mlp))
             continue
         units.append(_unit(shape, index, intermediate, experts, shared, options))
-        frozen[index] = decoder.correction_unit(
-            index, f"model.layers.{index}.mlp.gate.e_score_correction_bias", experts
-        )
-        routing = {
-            "experts": experts,
-            "active": active,
-            "scoring": scoring,
-            "groups": groups,
-            "wide_router": True,
-            "balance_in_config": False,
-        }
-        sizes |= {"intermediate": intermediate, "shared": shared}
-        blocks.append(MoEBlock(**sizes, **options, **routing))
+        key = f"model.layers.{index}.mlp.gate.e_score_correction_bias"
+        frozen[index] = decoder.correction_unit(index, key, experts)
+        blocks.append(decoder.block(shape, index, attention, mixture))
     spec = decoder.model(ARCHITECTURE, config, shape, units, blocks, frozen=frozen)
     return replace(spec, carried=decoder.mtp_layers(shape.layers, extra))
 

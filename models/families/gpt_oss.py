@@ -8,7 +8,8 @@ from rptrain.kernels.swiglu import Clamp
 from rptrain.models.families import decoder
 from rptrain.models.families.config import Sizes, read_experts, read_number, read_shape, read_windows, with_defaults
 from rptrain.models.families.family import Family
-from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.layers.moe import MoE
+from rptrain.models.layers.router import Router
 from rptrain.models.params import CheckpointPart, Param, Unit
 from rptrain.models.spec import ModelSpec
 
@@ -45,18 +46,11 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     alpha, limit = (read_number(filled, key, found, kind=float) for key in ("swiglu_alpha", "swiglu_limit"))
     shape = read_shape(filled, unsupported=found, biases=True, quantized="mxfp4")
 
+    router = Router(experts=experts, active=active, scoring=Scoring(over_chosen=True), bias=True)
+    mixture = MoE.of(shape.hidden, shape.intermediate, router, bias=True, clamp=Clamp(alpha, limit))
+    form = {"qkv_bias": True, "o_bias": True, "sinks": True}
     layers = [
-        MoEBlock(
-            **decoder.block_sizes(shape, index),
-            qkv_bias=True,
-            o_bias=True,
-            biases=True,
-            window=window,
-            experts=experts,
-            active=active,
-            scoring=Scoring(over_chosen=True),
-            clamp=Clamp(alpha, limit),
-        )
+        decoder.block(shape, index, decoder.attention(shape, **form, window=window), mixture)
         for index, window in enumerate(windows)
     ]
     units = [_unit(shape, index, experts) for index in range(shape.layers)]

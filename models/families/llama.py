@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rptrain.models.families.config import Shape, read_flag, read_shape
-from rptrain.models.families.decoder import block_sizes, dense_unit, model
+from rptrain.models.families.decoder import attention, block, dense_unit, model
 from rptrain.models.families.family import Family
-from rptrain.models.layers.mlp import Block
+from rptrain.models.layers.mlp import MLP
+from rptrain.models.layers.norms import Norms
 from rptrain.models.spec import ModelSpec
 
 ARCHITECTURE = "LlamaForCausalLM"
@@ -46,17 +47,18 @@ def decoder(
 
     By layer, `windows` has the window, None for full attention, and `rotaries` the place of the rotary positions in
     `shape`, None for none. `fused`: checkpoints have one tensor of queries, keys and values, and one of gate and up.
-    `form`: the norms and biases, as fields of BlockShape (models/layers/block.py).
+    `form`: the norms and biases, see `attention_params`.
     """
     options: dict[str, Any] = form
     units = [dense_unit(shape, index, fused=fused, **options) for index in range(shape.layers)]
+    norms = Norms(shape.eps, options.pop("pre_norms", True), options.pop("post_norms", False))
     layers = [
-        Block(
-            **block_sizes(shape, index),
-            **options,
-            window=window,
-            rotary=rotary,
-            scale=factors.scores,
+        block(
+            shape,
+            index,
+            attention(shape, **options, window=window, rotary=rotary, scale=factors.scores),
+            MLP.of(shape.hidden, shape.intermediate),
+            norms=norms,
             input_scale=1.0 if index else factors.embeddings,
             output_scale=factors.residual,
         )

@@ -8,7 +8,8 @@ from rptrain.kernels.moe import Scoring
 from rptrain.models.families import decoder
 from rptrain.models.families.config import Sizes, read_experts, read_number, read_shape, with_defaults
 from rptrain.models.families.family import Family
-from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.layers.moe import MoE
+from rptrain.models.layers.router import Router
 from rptrain.models.params import Unit
 from rptrain.models.spec import ModelSpec
 
@@ -47,14 +48,15 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     extra = read_number(filled, "num_mtp_modules", found, 0, least=0)
     shape = read_shape(filled, unsupported=found, partial=True)
 
-    routing = {"experts": experts, "active": active, "scoring": Scoring(over_chosen=True, sigmoid=True)}
+    router = Router(experts=experts, active=active, scoring=Scoring(over_chosen=True, sigmoid=True))
+    parts = decoder.attention(shape, **OPTIONS), MoE.of(shape.hidden, shape.intermediate, router)
     layers = range(shape.layers)
     spec = decoder.model(
         ARCHITECTURE,
         config,
         shape,
         [_unit(shape, index, experts) for index in layers],
-        [MoEBlock(**decoder.block_sizes(shape, index), **OPTIONS, **routing) for index in layers],
+        [decoder.block(shape, index, *parts) for index in layers],
         frozen={
             index: decoder.correction_unit(index, f"{_mixture(index)}.e_score_correction_bias", experts)
             for index in layers

@@ -7,8 +7,9 @@ from rptrain.kernels.moe import Scoring
 from rptrain.models.families import decoder
 from rptrain.models.families.config import Sizes, read_experts, read_flag, read_number, read_shape, with_defaults
 from rptrain.models.families.family import Family
-from rptrain.models.layers.mlp import Block
-from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.layers.mlp import MLP
+from rptrain.models.layers.moe import MoE
+from rptrain.models.layers.router import Router
 from rptrain.models.params import Unit
 from rptrain.models.spec import ModelSpec
 
@@ -36,15 +37,17 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
         found.append("layers with sliding-window attention are not supported")
     shape = read_shape(filled, unsupported=found)
 
+    router = Router(experts=experts, active=active, scoring=scoring)
+    attention, mlp = decoder.attention(shape, qk_norm=True), MLP.of(shape.hidden, shape.intermediate)
+    mixture = MoE.of(shape.hidden, intermediate, router)
     units, blocks = [], []
     for index in range(shape.layers):
         if index in dense or (index + 1) % step:
             units.append(decoder.dense_unit(shape, index, qk_norm=True))
-            blocks.append(Block(**decoder.block_sizes(shape, index), qk_norm=True))
+            blocks.append(decoder.block(shape, index, attention, mlp))
             continue
         units.append(_unit(shape, index, intermediate, experts))
-        sizes = decoder.block_sizes(shape, index) | {"intermediate": intermediate}
-        blocks.append(MoEBlock(**sizes, qk_norm=True, experts=experts, active=active, scoring=scoring))
+        blocks.append(decoder.block(shape, index, attention, mixture))
     return decoder.model(ARCHITECTURE, config, shape, units, blocks)
 
 

@@ -1,7 +1,7 @@
 """Low-rank adapters of a block's product: computation and costs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -15,10 +15,6 @@ from rptrain.kernels.lora import add_lora, lora_backward_input, lora_backward_we
 from rptrain.kernels.reference.dense import wide
 from rptrain.models.params import Grads, Params
 from rptrain.schedule.costs import Work, scaled
-
-# Dropout masks in a layer: the adapters of one product share an input and its mask.
-PLACES = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")
-
 
 ROWS = 1024  # of a weight in FP8 that are dequantized at a time for their norms
 
@@ -65,32 +61,32 @@ class Adapters(Factors):
     rank: int
     scale: float
     dropout: float
-    dora: bool = False
+    dora: bool
+    mask: int  # the number of the product's dropout mask in its layer: adapters that share an input share its mask
+    layer: int = field(compare=False)  # a number that is unique to the layer, for its masks
 
-    def add(self, p: Params, x: Tensor, y: Tensor, layer: int, mb: MicroBatch | None) -> None:
+    def add(self, p: Params, x: Tensor, y: Tensor, mb: MicroBatch | None) -> None:
         """Adds the adapters' outputs to y, the product of x; with DoRA, scales the sum, which must not include a bias.
 
-        `layer`: a number that is unique to the layer.
+        No `mb`: without dropout.
         """
-        add_lora(y, x, p[self.a], self._b(p), self.starts, self.scale, self._mask(layer, mb))
+        add_lora(y, x, p[self.a], self._b(p), self.starts, self.scale, self._mask(mb))
         if self.dora:
             rescale(y, self._factors(p, self.norms(p, p[self.name])), self.widths, self.starts)
 
-    def backward_input(self, p: Params, dy: Tensor, layer: int, mb: MicroBatch) -> tuple[Tensor, Passed]:
+    def backward_input(self, p: Params, dy: Tensor, mb: MicroBatch) -> tuple[Tensor, Passed]:
         """The gradient of the product's input, and the input of `backward_weights`."""
         norms = None
         if self.dora:
             norms = self.norms(p, p[self.name])
             dy = rescale(dy.clone(), self._factors(p, norms), self.widths, self.starts)
         dx = linear_backward_input(dy, p[self.name])
-        dh = lora_backward_input(dy, p[self.a], self._b(p), self.starts, self.scale, self._mask(layer, mb), dx)
+        dh = lora_backward_input(dy, p[self.a], self._b(p), self.starts, self.scale, self._mask(mb), dx)
         return dx, Passed(dy, dh, norms)
 
-    def backward_weights(
-        self, p: Params, g: Grads, dy: Tensor, passed: Passed, x: Tensor, layer: int, mb: MicroBatch
-    ) -> None:
+    def backward_weights(self, p: Params, g: Grads, dy: Tensor, passed: Passed, x: Tensor, mb: MicroBatch) -> None:
         """Accumulates the gradients of the adapters' parameters in `g`."""
-        mask, form = self._mask(layer, mb), (self.starts, self.scale)
+        mask, form = self._mask(mb), (self.starts, self.scale)
         lora_backward_weights(passed.dy, passed.dh, x, p[self.a], *form, mask, g[self.a], self._b(g))
         if passed.norms is not None:
             weights = p[self.name], p[self.a], self._b(p)
@@ -193,7 +189,7 @@ class Adapters(Factors):
     def _factors(self, p: Params, norms: Tensor) -> Tensor:
         return p[self.magnitude].to(wide(norms.dtype)) / norms
 
-    def _mask(self, layer: int, mb: MicroBatch | None) -> Dropout | None:
+    def _mask(self, mb: MicroBatch | None) -> Dropout | None:
         if mb is None or mb.sample is None or not self.dropout:
             return None
-        return Dropout(self.dropout, mb.sample, mb.length, layer, PLACES.index(self.name))
+        return Dropout(self.dropout, mb.sample, mb.length, self.layer, self.mask)

@@ -1,46 +1,36 @@
-"""The attention of a decoder block, forward and backward; subclasses add the MLP."""
+"""Grouped-query attention with rotary positions, a mixer of a block: computation, state and costs."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from rptrain.kernels import attention as attn
-from rptrain.kernels import fp8
+from rptrain.kernels import fp8, half
 from rptrain.kernels.batch import MicroBatch, Rotation
-from rptrain.kernels.fp8 import Form, Maxima, Operand
-from rptrain.kernels.half import Heads
-from rptrain.kernels.linear import (
-    accumulate_bias_grad,
-    accumulate_weight_grad,
-    linear,
-    linear_add,
-    linear_backward,
-    linear_backward_input,
-    plain,
-)
-from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward, rms_norm_operand
+from rptrain.kernels.fp8 import Form, Operand
+from rptrain.kernels.half import SCALE_BYTES, TERMS, Heads
+from rptrain.kernels.launch import fused
+from rptrain.kernels.reference.dense import wide
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
-from rptrain.models.layers.adapters import Adapters, Passed
-from rptrain.models.layers.block import BlockShape
+from rptrain.models.layer import Operation
+from rptrain.models.layers.keys_values import KeysAndValues, Scores
+from rptrain.models.layers.product import Product, Source, kept
+from rptrain.models.layers.state import CurrentTokens
 from rptrain.models.params import Grads, Params
+from rptrain.schedule.costs import Work, scaled
+from rptrain.schedule.roofline import Sizes
 
-Attend = Callable[[Any, Any, Any], tuple[Tensor, Any]]  # q, k, v to out, and what backward needs
-
-
-class OutputSaved(NamedTuple):
-    """An output before its norm."""
-
-    x: Tensor  # [T, D]
-    rstd: Tensor  # [T]
+# Attention takes as long as if each query saw this many keys more: parts of tiles behind the mask, and the start and
+# end of each row of tiles. Measured in training on an H200 with 2,048 and 65,536 tokens per sequence, both directions.
+EDGE = 375
+BACKENDS = ("hybrid", "triton", "reference")  # backends whose backward always sums in a fixed order
 
 
 class AttentionSaved(NamedTuple):
-    x: Tensor  # [T, D]
-    rstd: Tensor | None  # [T], with the norm before
-    normed: Operand  # [T, D]
+    normed: Operand  # [T, D], the input
     qkv: Tensor  # [T, (H + 2K) C]; v is in its memory, and without q/k norm q and k are too
     qk_rstd: Tensor | None  # [T, H + K], with q/k norm
     q: Heads  # [T, H, C], rotated; k, v [T, K, C]
@@ -49,207 +39,74 @@ class AttentionSaved(NamedTuple):
     out: Tensor  # [T, H, C]
     attended: Operand  # [T, H C], out as the output projection reads it
     attention: Any  # attn.Saved
-    output: OutputSaved | None  # with the norm after
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionBlock(BlockShape):
-    """A decoder block: grouped-query attention with rotary positions, then an MLP, with norms before or after each.
+class Attention:
+    """Grouped-query attention: a Mixer (models/layers/block.py).
 
-    Parameters of the attention: qkv [(H + 2K) C, D], o [D, H C]; with `pre_norms` input_norm [D], with `post_norms`
-    attention_norm [D]; with `qk_norm` q_norm and k_norm, [C] each, or with `whole_qk_norm` [H C] and [K C]; if enabled
-    qkv_bias [(H + 2K) C], o_bias [D] and sinks [H].
+    Parameters: qkv [(H + 2K) C, D], o [D, H C]; with `qk_norm` q_norm and k_norm, [C] each, or with `whole_qk_norm`
+    [H C] and [K C]; with biases qkv_bias [(H + 2K) C] and o_bias [D]; with `sinks` sinks [H].
+
+    It keeps its input, q, k, v (also before the norms of q and k, if any), its output and log-sum-exp; of products in
+    FP8, their inputs in FP8.
     """
 
-    eps: float
+    qkv: Product
+    o: Product
+    heads: int
+    kv_heads: int
+    head_size: int
+    eps: float  # of the norms of q and k
+    rotary: int | None = 0  # the place of the rotary positions among the model's; None: queries and keys have none
+    qk_norm: bool = False  # of every head's queries and keys
+    whole_qk_norm: bool = False  # with `qk_norm`: of all heads of a token at once
+    sinks: bool = False  # a score per head without a key
+    window: int | None = None  # maximum keys per query, including itself
+    scale: float | None = None  # factor of the scores; None: head_size ** -0.5
+    half_sums: bool = False  # its products are summed in float16: models/transforms/half_sums.py
 
-    @abstractmethod
-    def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> Any:
-        """The tensors that the MLP's backward needs, from attention's output and the block's input."""
-
-    @abstractmethod
-    def mlp_output(self, p: Params, saved: Any, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
-        """The block's output from the saved tensors, which `overwrite` allows to overwrite."""
-
-    @abstractmethod
-    def mlp_backward(self, p: Params, g: Grads, saved: Any, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        """Accumulates the MLP's gradients in `g`; returns the gradient of the sum of output and input."""
-
-    def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
-        x_TD = times(x_TD, self.input_scale)
-        product = self._attention(p, x_TD, mb.rotations, self._attend(p, mb), mb)[0]
-        return self.mlp_output(p, self.mlp(p, product, x_TD, mb), mb, overwrite=True)
-
-    def step(self, p: Params, x_TD: Tensor, rotations: Sequence[Rotation], attend: Attend) -> Tensor:
-        """Forward with the caller's attention over the rotated q, k and v, for decoding with a cache.
-
-        There is no dropout, and q, k and v keep the model's type.
-        """
-        x_TD = times(x_TD, self.input_scale)
-        product = self._attention(p, x_TD, rotations, attend, None)[0]
-        return self.mlp_output(p, self.mlp(p, product, x_TD, None), None, overwrite=True)
-
-    def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, tuple[AttentionSaved, Any]]:
-        attention, mlp = self.recompute(p, x_TD, mb)
-        return self.mlp_output(p, mlp, mb), (attention, mlp)
-
-    def recompute(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[AttentionSaved, Any]:
-        x_TD = times(x_TD, self.input_scale)
-        product, attention = self._attention(p, x_TD, mb.rotations, self._attend(p, mb), mb)
-        return attention, self.mlp(p, product, x_TD, mb)
-
-    def backward(self, p: Params, g: Grads, saved: tuple[AttentionSaved, Any], dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        attention, mlp = saved
-        dx_TD = self._attention_backward(p, g, attention, self.mlp_backward(p, g, mlp, dy_TD, mb), mb)
-        return times_(dx_TD, self.input_scale)
-
-    def _attend(self, p: Params, mb: MicroBatch) -> Attend:
-        extras = {"window": self.window, "sinks": p.get("sinks"), "scale": self.scale}
-        return lambda q, k, v: attn.attention(q, k, v, mb, **extras)
-
-    def input_norm(
-        self, p: Params, name: str, x: Tensor, residual: Tensor | None, form: Form
-    ) -> tuple[Tensor, Operand, Tensor | None]:
-        """x plus the residual, if any; its norm `name`, or with no norms before itself, in `form`; 1 / rms."""
-        if self.pre_norms:
-            return rms_norm_operand(x, residual, p[name], self.eps, form)
-        total = x if residual is None else x + residual
-        return total, fp8.operand(total, form), None
-
-    def input_norm_backward(
-        self, p: Params, g: Grads, name: str, dnormed: Tensor, x: Tensor, rstd: Tensor | None, dresidual: Tensor
-    ) -> Tensor:
-        """The gradient of the sum x, `dresidual` included; may be written over `dnormed`."""
-        if rstd is None:
-            return dnormed.add_(dresidual)
-        return rms_norm_backward(dnormed, x, p[name], rstd, g.get(name), dresidual)
-
-    def output_norm(self, p: Params, name: str, x: Tensor) -> tuple[Tensor, OutputSaved | None]:
-        """The norm `name` of an output, or with no norms after itself; both scaled, and maybe in place."""
-        if not self.post_norms:
-            return times_(x, self.output_scale), None
-        y, rstd = rms_norm(x, p[name], self.eps)
-        return times_(y, self.output_scale), OutputSaved(x, rstd)
-
-    def output_norm_backward(self, p: Params, g: Grads, name: str, dy: Tensor, saved: OutputSaved | None) -> Tensor:
-        """The gradient of an output; `dy` itself if it passes unchanged."""
-        dy = times(dy, self.output_scale)
-        return dy if saved is None else rms_norm_backward(dy, saved.x, p[name], saved.rstd, g.get(name))
-
-    def form(self, p: Params, name: str) -> Form:
-        """The forms in which product `name` reads its input; adapters read it in the model's type."""
-        if isinstance(p[name], Tensor):
-            return Form.PLAIN
-        return Form.ROWS if self._adapters(name) is None else Form.PLAIN | Form.ROWS
-
-    def kept(self, x: Operand) -> Operand:
-        """The part of a product's input that backward reads: a weight with adapters gets no gradient."""
-        return x if x.plain is None else x._replace(rows=None)
-
-    def product(self, p: Params, name: str, x: Tensor | Operand, mb: MicroBatch | None) -> Tensor:
-        """The product of x with the weight `name`, with its bias and adapters, if any."""
-        bias, adapters = p.get(f"{name}_bias"), self._adapters(name)
-        if adapters is None:
-            return linear(x, p[name], bias)
-        y = linear(x, p[name], None if adapters.dora else bias)
-        adapters.add(p, plain(x), y, self.units[0], mb)
-        return y.add_(bias) if adapters.dora and bias is not None else y
-
-    def product_backward(
-        self,
-        p: Params,
-        g: Grads,
-        name: str,
-        dy: Tensor,
-        x: Tensor | Operand,
-        mb: MicroBatch,
-        maxima: Maxima | None = None,
-    ) -> Tensor:
-        """Returns the gradient of x; accumulates those of the parameters in `g`. `maxima`: see `linear_backward`."""
-        if self._adapters(name) is None:
-            accumulate_bias_grad(g.get(f"{name}_bias"), dy)
-            return linear_backward(g.get(name), dy, x, p[name], maxima, half_sums=self.half_sums)
-        dx, passed = self.backward_input(p, name, dy, mb)
-        self.backward_weights(p, g, name, dy, passed, x, mb)
-        return dx
-
-    def product_add(
-        self, p: Params, name: str, x: Tensor | Operand, residual: Tensor, mb: MicroBatch | None, *, overwrite: bool
-    ) -> Tensor:
-        """`residual` plus the scaled product without a bias; `overwrite` allows it to overwrite the residual."""
-        adapters = self._adapters(name)
-        if self.output_scale != 1 or (adapters is not None and adapters.dora):  # DoRA scales only the product
-            return times_(self.product(p, name, x, mb), self.output_scale).add_(residual)
-        y = linear_add(x, p[name], residual, overwrite=overwrite)
-        if adapters is not None:
-            adapters.add(p, plain(x), y, self.units[0], mb)
-        return y
-
-    def backward_input(self, p: Params, name: str, dy: Tensor, mb: MicroBatch) -> tuple[Tensor, Passed | None]:
-        """The gradient of a product's input and, with adapters, the input of `backward_weights`."""
-        adapters = self._adapters(name)
-        if adapters is None:
-            return linear_backward_input(dy, p[name]), None
-        return adapters.backward_input(p, dy, self.units[0], mb)
-
-    def backward_weights(
-        self,
-        p: Params,
-        g: Grads,
-        name: str,
-        dy: Tensor,
-        passed: Passed | None,
-        x: Tensor | Operand,
-        mb: MicroBatch,
-        maxima: Maxima | None = None,
-    ) -> None:
-        """Accumulates the gradients of a product's parameters in `g`; `maxima` of x: see `accumulate_weight_grad`."""
-        in_fp8 = not isinstance(p[name], Tensor)
-        accumulate_weight_grad(g.get(name), dy, x, in_fp8=in_fp8, maxima=maxima, half_sums=self.half_sums)
-        accumulate_bias_grad(g.get(f"{name}_bias"), dy)
-        adapters = self._adapters(name)
-        if adapters and passed:
-            adapters.backward_weights(p, g, dy, passed, plain(x), self.units[0], mb)
-
-    def _adapters(self, name: str) -> Adapters | None:
-        return next((each for each in self.adapters if isinstance(each, Adapters) and each.name == name), None)
-
-    def _attention(
-        self, p: Params, x_TD: Tensor, rotations: Sequence[Rotation], attend: Attend, mb: MicroBatch | None
-    ) -> tuple[Tensor, AttentionSaved]:
-        """Attention's output [T, D], before the residual is added. No `mb`: a step of decoding."""
-        _, normed, rstd = self.input_norm(p, "input_norm", x_TD, None, self.form(p, "qkv"))
-        qkv = self.product(p, "qkv", normed, mb)
-        half_sums = self.half_sums and mb is not None
-        form = self._rotation(rotations), self.kv_heads, self.head_size, self._norms(p)
-        q, k, v, qk_rstd = qk_norm_rope(qkv, *form, half_sums=half_sums)
-        out, attention = attend(q, k, v)
-        attended = fp8.operand(out.flatten(1), self.form(p, "o"))
-        product, output = self.output_norm(p, "attention_norm", self.product(p, "o", attended, mb))
-        saved = AttentionSaved(
-            x_TD, rstd, self.kept(normed), qkv, qk_rstd, q, k, v, out, self.kept(attended), attention, output
+    @classmethod
+    def of(
+        cls, hidden: int, heads: tuple[int, int, int], *, qkv_bias: bool = False, o_bias: bool = False, **options: Any
+    ) -> Self:
+        """Attention of [T, hidden], with `heads` (H, K, C). `options`: its other fields."""
+        number, kv_number, size = heads
+        outputs = (number + 2 * kv_number) * size
+        return cls(
+            qkv=Product(name="qkv", inputs=hidden, outputs=outputs, mask=0, bias=qkv_bias, source=Source.NORM),
+            o=Product(name="o", inputs=number * size, outputs=hidden, mask=1, bias=o_bias),
+            heads=number,
+            kv_heads=kv_number,
+            head_size=size,
+            **options,
         )
-        return product, saved
 
-    def _attention_backward(self, p: Params, g: Grads, saved: AttentionSaved, dh_TD: Tensor, mb: MicroBatch) -> Tensor:
-        dqkv = qk_norm_rope_backward(
-            *self._attend_backward(p, g, dh_TD, saved, mb),
-            saved.qkv,
-            self._rotation(mb.rotations),
-            self._norms(p),
-            saved.qk_rstd,
-            (g.get("q_norm"), g.get("k_norm")) if self.qk_norm else None,
-        )
-        dnormed = self.product_backward(p, g, "qkv", dqkv, saved.normed, mb)
-        return self.input_norm_backward(p, g, "input_norm", dnormed, saved.x, saved.rstd, dh_TD)
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.qkv, self.o
 
-    def _attend_backward(
-        self, p: Params, g: Grads, dh_TD: Tensor, saved: AttentionSaved, mb: MicroBatch
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dproduct = self.output_norm_backward(p, g, "attention_norm", dh_TD, saved.output)
-        dout = self.product_backward(p, g, "o", dproduct, saved.attended, mb)
-        del dproduct
-        return attn.attention_backward(
+    def with_products(self, change: Callable[[Any], Any]) -> Self:
+        return replace(self, qkv=change(self.qkv), o=change(self.o))
+
+    def with_half_sums(self) -> Self:
+        return replace(self.with_products(lambda product: replace(product, half_sums=True)), half_sums=True)
+
+    def form(self, p: Params) -> Form:
+        return self.qkv.form(p)
+
+    def forward(self, p: Params, x: Operand, mb: MicroBatch) -> tuple[Tensor, AttentionSaved]:
+        qkv = self.qkv.forward(p, x, mb)
+        q, k, v, qk_rstd = self._rotated(p, qkv, mb.rotations, half_sums=self.half_sums)
+        out, attention = attn.attention(q, k, v, mb, window=self.window, sinks=p.get("sinks"), scale=self.scale)
+        attended = fp8.operand(out.flatten(1), self.o.form(p))
+        product = self.o.forward(p, attended, mb)
+        return product, AttentionSaved(kept(x), qkv, qk_rstd, q, k, v, out, kept(attended), attention)
+
+    def backward(self, p: Params, g: Grads, saved: AttentionSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
+        dout = self.o.backward(p, g, dy_TD, saved.attended, mb)
+        del dy_TD
+        dheads = attn.attention_backward(
             dout.view_as(saved.out),
             saved.q,
             saved.k,
@@ -262,6 +119,34 @@ class AttentionBlock(BlockShape):
             grad_sinks=g.get("sinks"),
             scale=self.scale,
         )
+        del dout
+        norms, grads = self._norms(p), (g.get("q_norm"), g.get("k_norm")) if self.qk_norm else None
+        rotation = self._rotation(mb.rotations)
+        dqkv = qk_norm_rope_backward(*dheads, saved.qkv, rotation, norms, saved.qk_rstd, grads)
+        del dheads
+        return self.qkv.backward(p, g, dqkv, saved.normed, mb)
+
+    def step(self, p: Params, x: Operand, state: KeysAndValues, current: CurrentTokens) -> Tensor:
+        q, k, v, _ = self._rotated(p, self.qkv.forward(p, x, None), current.rotations, half_sums=False)
+        assert isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+        scores = Scores(self.window, p.get("sinks"), self.scale or self.head_size**-0.5)
+        out = state.attend(q, k, v, current, scores)
+        return self.o.forward(p, fp8.operand(out.flatten(1), self.o.form(p)), None)
+
+    def new_state(self, sequences: int, dtype: torch.dtype, device: torch.device) -> KeysAndValues:
+        return KeysAndValues(torch.zeros(self._state_shape(sequences, 0), dtype=dtype, device=device))
+
+    def state_bytes(self, sequences: int, longest: int, dtype: torch.dtype) -> int:
+        return torch.Size(self._state_shape(sequences, longest)).numel() * dtype.itemsize
+
+    def _state_shape(self, sequences: int, longest: int) -> tuple[int, ...]:
+        return 2, sequences, longest, self.kv_heads, self.head_size
+
+    def _rotated(
+        self, p: Params, qkv: Tensor, rotations: Sequence[Rotation], *, half_sums: bool
+    ) -> tuple[Any, Any, Any, Tensor | None]:
+        form = self._rotation(rotations), self.kv_heads, self.head_size, self._norms(p)
+        return qk_norm_rope(qkv, *form, half_sums=half_sums)
 
     def _rotation(self, rotations: Sequence[Rotation]) -> Rotation | None:
         return None if self.rotary is None else rotations[self.rotary]
@@ -269,12 +154,111 @@ class AttentionBlock(BlockShape):
     def _norms(self, p: Params) -> QKNorm | None:
         return QKNorm(p["q_norm"], p["k_norm"], self.eps, self.whole_qk_norm) if self.qk_norm else None
 
+    @property
+    def reads_codes(self) -> bool:
+        return self.qkv.reads_codes
 
-def times(x: Tensor, scale: float) -> Tensor:
-    """x times a factor, in its type."""
-    return x if scale == 1 else x * scale
+    def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
+        heads, kv_heads = self._widths
+        attention = 4.0 * tokens * self.attended(length) * heads
+        edges = 4.0 * tokens * EDGE * heads
+        half_attention = attention if self._in_half(itemsize) else 0.0
+        rotation = 0 if self.rotary is None and not self.qk_norm else 2 * (heads + kv_heads)
+        # q and k before their norms; the values' gradient, copied
+        rotation_back = rotation + self.qk_norm * (heads + kv_heads) + 2 * kv_heads
+        forward, backward = {"rotation": rotation}, {"rotation, backward": rotation_back}
+        if self.whole_qk_norm:
+            forward["norms of q and k"], backward["norms of q and k, backward"] = 2 * rotation_back, 2 * rotation_back
+        if half_attention:  # values are scaled in place, and a copy of the gradient of the output
+            forward["values in float16"], backward["output's gradient in float16"] = 2 * kv_heads, 2 * heads
+        return (
+            Work(
+                attention=attention,
+                edges=edges,
+                half_attention=half_attention,
+                elementwise=scaled(forward, tokens * itemsize),
+            ),
+            Work(
+                attention_backward=2 * attention,
+                edges=2 * edges,
+                half_attention_backward=2 * half_attention,
+                elementwise=scaled(backward, tokens * itemsize),
+            ),
+        )
+
+    def kept_bytes(self, tokens: int, itemsize: int) -> int:
+        heads, kv_heads = self._widths
+        elements, statistics = 2 * heads + 2 * kv_heads, self.heads  # log-sum-exp
+        if self.qk_norm:  # q and k before their norms; the values lie in the same buffer
+            elements += heads + kv_heads
+            statistics += 2 if self.whole_qk_norm else self.heads + self.kv_heads
+        codes = heads + 4 if self.o.reads_codes else 0
+        scales = SCALE_BYTES * (self.heads + 2 * self.kv_heads) if self._in_half(itemsize) else 0
+        return tokens * (elements * itemsize + statistics * max(itemsize, 4) + codes + scales)
+
+    def workspace(self, itemsize: int, *, fused: bool) -> tuple[int, int]:
+        hidden, (heads, kv_heads) = self.qkv.inputs, self._widths
+        if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
+            inside = itemsize * (2 * heads + 2 * kv_heads)
+            if self._in_half(itemsize):  # a copy of the gradient of attention's output
+                inside += itemsize * heads + SCALE_BYTES * self.heads
+            if self.whole_qk_norm:  # the gradient of the normed product
+                inside += itemsize * (heads + kv_heads)
+            return 2 * itemsize * hidden + max(inside, 2 * itemsize * hidden) + 8 * self.heads, 0
+        # the gradients of the residual sum and of q, k and v, also turned back; or those on both sides of the norm
+        whole = self.whole_qk_norm * (heads + kv_heads)  # the gradient of the normed product
+        between = itemsize * (hidden + max(2 * heads + 3 * kv_heads + whole, 2 * hidden))
+        return between, max(itemsize, 4) * max(5 * hidden, 5 * heads, 4 * (heads + kv_heads))  # norms, attention
+
+    def attended(self, length: int) -> float:
+        """The mean number of keys that a query attends to in a sequence of `length` tokens: causal half or window."""
+        seen = length if self.window is None else min(length, self.window)
+        return seen * (2 * length - seen + 1) / (2 * length)
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.qkv.inputs, self.heads, self.kv_heads, self.head_size, intermediate=0, window=self.window)
+
+    def operations(self, mb: MicroBatch, dtype: torch.dtype, device: torch.device) -> list[Operation]:
+        """Attention by every deterministic implementation."""
+        q, k, v = (
+            torch.randn(len(mb.positions), heads, self.head_size, dtype=dtype, device=device)
+            for heads in (self.heads, self.kv_heads, self.kv_heads)
+        )
+        dout = torch.randn_like(q)
+        sinks = torch.randn(self.heads, dtype=dtype, device=device) if self.sinks else None
+        extras: dict[str, Any] = {"window": self.window, "sinks": sinks}
+        back = {**extras, "grad_sinks": None if sinks is None else torch.zeros_like(sinks, dtype=wide(dtype))}
+
+        def operation(name: str, heads: Sequence[Heads], force: str | None) -> Operation:
+            q, k, v = heads
+            out, saved = attn.attention(q, k, v, mb, force, **extras)
+            return Operation(
+                f"attention ({name})",
+                lambda: attn.attention(q, k, v, mb, force, **extras),
+                lambda: attn.attention_backward(dout, q, k, v, out, saved, mb, **back),
+            )
+
+        plain = self.window is None and not self.sinks
+        found = [operation(name, (q, k, v), name) for name in _backends(dtype, device, self.head_size, plain)]
+        if self.half_sums and fused(q) and half.takes_heads(q, self.head_size):
+            found.append(operation("float16 sums", [half.scaled_heads(x) for x in (q, k, v)], None))
+        return found
+
+    def _in_half(self, itemsize: int) -> bool:
+        return self.half_sums and itemsize == 2 and self.head_size <= TERMS
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.heads * self.head_size, self.kv_heads * self.head_size
 
 
-def times_(x: Tensor, scale: float) -> Tensor:
-    """`times` in place."""
-    return x if scale == 1 else x.mul_(scale)
+def _backends(dtype: torch.dtype, device: torch.device, head_size: int, plain: bool) -> list[str]:
+    """The implementations for these inputs, `plain` without window and sinks; the reference only as a last resort."""
+    found = []
+    for name in BACKENDS:
+        try:
+            found.append(attn.backend(dtype, device.type, True, head_size, plain=plain, force=name))
+        except ValueError:
+            continue
+    return found[:-1] or found

@@ -1,228 +1,352 @@
-"""The sizes and costs of a decoder block with its attention; subclasses add the MLP."""
+"""The block of a decoder: a mixer and a feed-forward part, with norms before or after each, and residual sums.
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+It computes forward and backward explicitly (models/layer.py defines the contract and the shape suffixes). Between
+operations values are rounded to the model's dtype where Hugging Face's modelling code rounds them, except that the
+MLP's product and its residual are added before rounding.
+"""
 
-from rptrain.kernels.fp8_products import product_workspace
-from rptrain.kernels.half import SCALE_BYTES, TERMS
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, Self, cast
+
+import torch
+from torch import Tensor
+
+from rptrain.kernels.batch import MicroBatch
+from rptrain.kernels.fp8 import Form, Operand
+from rptrain.models.layer import Operation
 from rptrain.models.layers.adapters import Adapters
 from rptrain.models.layers.expert_adapters import ExpertAdapters
-from rptrain.models.params import Param
+from rptrain.models.layers.expert_product import ExpertProduct
+from rptrain.models.layers.norms import Norms, NormSaved
+from rptrain.models.layers.product import Product, product_gradient, times, times_
+from rptrain.models.layers.router import Router
+from rptrain.models.layers.state import CurrentTokens
+from rptrain.models.params import Grads, Param, Params
+from rptrain.models.spec import ModelShape
 from rptrain.schedule.costs import Work, scaled
+from rptrain.schedule.roofline import Sizes
 
-# Attention takes as long as if each query saw this many keys more: parts of tiles behind the mask, and the start and
-# end of each row of tiles. Measured in training on an H200 with 2,048 and 65,536 tokens per sequence, both directions.
-EDGE = 375
+
+class Part(Protocol):
+    """A part of a block, a frozen dataclass: what it computes with, and what that costs."""
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """Its products of all tokens with one weight, without that of a router."""
+        ...
+
+    def with_products(self, change: Callable[[Any], Any]) -> Self:
+        """The part with `change` of each of its products, those of experts included."""
+        ...
+
+    def with_half_sums(self) -> Self:
+        """The part that sums products in float16 where kernels of ours can: models/transforms/half_sums.py."""
+        ...
+
+    def form(self, p: Params) -> Form:
+        """The forms in which it reads its input."""
+        ...
+
+    @property
+    def reads_codes(self) -> bool:
+        """Whether it reads its input in FP8 alone."""
+        ...
+
+    def backward(self, p: Params, g: Grads, saved: Any, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
+        """Accumulates the gradients of the parameters in `g`; returns the gradient of the input [T, D]."""
+        ...
+
+    def kept_bytes(self, tokens: int, itemsize: int) -> int:
+        """Bytes kept from the recomputed forward until backward, without the input in the form that norms write."""
+        ...
+
+
+class Mixer(Part, Protocol):
+    """The part that mixes tokens. While decoding, it remembers earlier ones in a state of its own."""
+
+    def forward(self, p: Params, x: Operand, mb: MicroBatch) -> tuple[Tensor, Any]:
+        """The output [T, D] of the input [T, D], and the tensors that backward needs."""
+        ...
+
+    def new_state(self, sequences: int, dtype: torch.dtype, device: torch.device) -> Any:
+        """The State of sequences without tokens."""
+        ...
+
+    def state_bytes(self, sequences: int, longest: int, dtype: torch.dtype) -> int:
+        """Memory of the state of sequences of `longest` tokens."""
+        ...
+
+    def step(self, p: Params, x: Operand, state: Any, current: CurrentTokens) -> Tensor:
+        """The output [T, D] of the current tokens, which are added to the state."""
+        ...
+
+    def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
+        """The work of forward and of backward, without that of products."""
+        ...
+
+    def workspace(self, itemsize: int, *, fused: bool) -> tuple[int, int]:
+        """Bytes per token in backward: the maximum between operations, and the maximum inside one."""
+        ...
+
+    def operations(self, mb: MicroBatch, dtype: torch.dtype, device: torch.device) -> list[Operation]:
+        """Implementations, of which the fastest is timed, of what is neither a product nor elementwise."""
+        ...
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """Its sizes as the paper's roofline names them; None if the paper has none of its kind."""
+        ...
+
+
+class FeedForward(Part, Protocol):
+    """The part that computes each token by itself."""
+
+    @property
+    def router(self) -> Router | None: ...
+
+    def with_balance(self, coefficient: float) -> Self:
+        """The part with this weight of its router's auxiliary loss, if it has a router."""
+        ...
+
+    @property
+    def expert_products(self) -> tuple[ExpertProduct, ...]: ...
+
+    def inner(self, p: Params, x: Operand, mb: MicroBatch | None) -> Any:
+        """The tensors that backward needs, from the input [T, D]. No `mb`: a step of decoding, without dropout."""
+        ...
+
+    def output(self, p: Params, saved: Any, mb: MicroBatch | None) -> Tensor:
+        """The output [T, D] from these tensors."""
+        ...
+
+    def add(
+        self, p: Params, saved: Any, residual: Tensor, mb: MicroBatch | None, scale: float, overwrite: bool
+    ) -> Tensor:
+        """`residual`, which `overwrite` allows to overwrite, plus the scaled output."""
+        ...
+
+    def work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
+        """As a mixer's."""
+        ...
+
+    def workspace(self, itemsize: int) -> tuple[int, int]:
+        """As a mixer's."""
+        ...
+
+    def sized(self, mixer: Sizes) -> Sizes:
+        """The mixer's sizes with its own, for the paper's roofline."""
+        ...
+
+
+class MixerSaved(NamedTuple):
+    input: NormSaved
+    mixer: Any
+    output: NormSaved | None  # with norms after the parts
+
+
+class FeedForwardSaved(NamedTuple):
+    input: NormSaved  # of the sum of the mixer's output and the block's input
+    feed_forward: Any
+    output: Tensor | None  # [T, D], before the norm, with norms after the parts
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockShape(ABC):
-    """A decoder block with grouped-query attention: a LayerShape (models/layer.py).
+class Block:
+    """A decoder block: a Layer (models/layer.py).
 
-    Memory is that of an explicit backward, which keeps the inputs of both norms, their outputs and 1 / rms, q, k, v
-    (also before the norms of q and k, if any), attention's output and log-sum-exp, and the MLP's part; of products in
-    FP8, their inputs in FP8.
+    Parameters: those of its parts; with norms before these input_norm [D] and post_norm [D], with norms after them
+    attention_norm [D] and mlp_norm [D]. Memory is that of an explicit backward, which keeps the inputs of the norms
+    before the parts, their outputs and 1 / rms, those of norms after the parts, and what these keep.
     """
 
     name: str
     units: tuple[int, ...]
     hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    intermediate: int
-    rotary: int | None = 0  # the place of the rotary positions among the model's; None: queries and keys have none
-    pre_norms: bool = True  # of the inputs of attention and of the MLP
-    post_norms: bool = False  # of their outputs, before they are added
-    qk_norm: bool = False  # of every head's queries and keys
-    whole_qk_norm: bool = False  # with `qk_norm`: of all heads of a token at once
-    qkv_bias: bool = False  # biases on queries, keys and values
-    o_bias: bool = False  # bias on the output projection
-    window: int | None = None  # maximum keys per query, including itself
-    scale: float | None = None  # factor of attention's scores; None: head_size ** -0.5
-    input_scale: float = 1.0  # factor of the block's input; the first block scales embeddings
-    output_scale: float = 1.0  # factor of attention's and of the MLP's output before they are added
-    adapters: tuple[Adapters | ExpertAdapters, ...] = ()
-    fp8: tuple[str, ...] = ()  # products whose weights are in FP8: models/transforms/fp8.py
-    half_sums: bool = (
-        False  # attention's products, and gradients of weights, are summed in float16: models/transforms/half_sums.py
-    )
+    norms: Norms
+    mixer: Mixer
+    feed_forward: FeedForward
+    input_scale: float = 1.0  # factor of the input; the first block scales embeddings
+    output_scale: float = 1.0  # factor of the parts' outputs before they are added
+
+    def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
+        x_TD = times(x_TD, self.input_scale)
+        mixed = self._mixed(p, x_TD, mb)[0]
+        return self._output(p, self._fed(p, mixed, x_TD, mb), mb, overwrite=True)
+
+    def step(self, p: Params, x_TD: Tensor, state: Any, current: CurrentTokens) -> Tensor:
+        """Forward of a step of decoding, with the mixer's state. There is no dropout."""
+        x_TD = times(x_TD, self.input_scale)
+        _, normed = self.norms.before(p.get("input_norm"), x_TD, None, self.mixer.form(p))
+        mixed, _ = self.norms.after(p.get("attention_norm"), self.mixer.step(p, normed, state, current))
+        del normed
+        fed = self._fed(p, times_(mixed, self.output_scale), x_TD, None)
+        return self._output(p, fed, None, overwrite=True)
+
+    def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, tuple[Any, Any]]:
+        mixed, fed = self.recompute(p, x_TD, mb)
+        return self._output(p, fed, mb), (mixed, fed)
+
+    def recompute(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[MixerSaved, FeedForwardSaved]:
+        x_TD = times(x_TD, self.input_scale)
+        mixed, saved = self._mixed(p, x_TD, mb)
+        return saved, self._fed(p, mixed, x_TD, mb)
+
+    def backward(self, p: Params, g: Grads, saved: tuple[Any, Any], dy_TD: Tensor, mb: MicroBatch) -> Tensor:
+        mixed, fed = saved
+        dx_TD = self.mixer_backward(p, g, mixed, self.feed_forward_backward(p, g, fed, dy_TD, mb), mb)
+        return times_(dx_TD, self.input_scale)
+
+    def _mixed(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, MixerSaved]:
+        """The mixer's scaled output [T, D], before the residual is added."""
+        saved, normed = self.norms.before(p.get("input_norm"), x_TD, None, self.mixer.form(p))
+        product, mixer = self.mixer.forward(p, normed, mb)
+        mixed, output = self.norms.after(p.get("attention_norm"), product)
+        return times_(mixed, self.output_scale), MixerSaved(saved, mixer, output)
+
+    def _fed(self, p: Params, mixed: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> FeedForwardSaved:
+        saved, normed = self.norms.before(p.get("post_norm"), mixed, x_TD, self.feed_forward.form(p))
+        inner = self.feed_forward.inner(p, normed, mb)
+        del normed
+        output = self.feed_forward.output(p, inner, mb) if self.norms.post else None
+        return FeedForwardSaved(saved, inner, output)
+
+    def _output(self, p: Params, fed: FeedForwardSaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
+        """The block's output from the saved tensors, which `overwrite` allows to overwrite."""
+        if fed.output is None:
+            return self.feed_forward.add(p, fed.feed_forward, fed.input.x, mb, self.output_scale, overwrite)
+        normed, _ = self.norms.after(p.get("mlp_norm"), fed.output)
+        return times_(normed, self.output_scale).add_(fed.input.x)
+
+    def feed_forward_backward(
+        self, p: Params, g: Grads, saved: FeedForwardSaved, dy_TD: Tensor, mb: MicroBatch
+    ) -> Tensor:
+        """Accumulates the feed-forward part's gradients in `g`; returns that of the sum of its input and residual."""
+        inner = self.feed_forward.backward(
+            p, g, saved.feed_forward, self._dfed(p, g, saved.output, times(dy_TD, self.output_scale)), mb
+        )
+        norm = p.get("post_norm"), g.get("post_norm")
+        return self.norms.before_backward(*norm, inner, saved.input, dy_TD)
+
+    def mixer_backward(self, p: Params, g: Grads, saved: MixerSaved, dh_TD: Tensor, mb: MicroBatch) -> Tensor:
+        """As `feed_forward_backward`, of the mixer."""
+        norm = p.get("attention_norm"), g.get("attention_norm")
+        inner = self.mixer.backward(
+            p, g, saved.mixer, self.norms.after_backward(*norm, times(dh_TD, self.output_scale), saved.output), mb
+        )
+        norm = p.get("input_norm"), g.get("input_norm")
+        return self.norms.before_backward(*norm, inner, saved.input, dh_TD)
+
+    def _dfed(self, p: Params, g: Grads, output: Tensor | None, dy_TD: Tensor) -> Tensor:
+        """The gradient of the feed-forward part's output; the statistics of the norm after it are computed again."""
+        if output is None:
+            return dy_TD
+        saved = self.norms.after(p.get("mlp_norm"), output)[1]
+        return self.norms.after_backward(p.get("mlp_norm"), g.get("mlp_norm"), dy_TD, saved)
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """The products of all tokens with one weight, without that of a router."""
+        return (*self.mixer.products, *self.feed_forward.products)
+
+    @property
+    def expert_products(self) -> tuple[ExpertProduct, ...]:
+        return self.feed_forward.expert_products
+
+    @property
+    def adapters(self) -> tuple[Adapters | ExpertAdapters, ...]:
+        products = (*self.products, *self.expert_products)
+        return tuple(product.adapters for product in products if product.adapters is not None)
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        return tuple(product.name for product in (*self.products, *self.expert_products))
+
+    @property
+    def half_sums(self) -> bool:
+        return any(product.half_sums for product in self.products)
+
+    def with_products(self, change: Callable[[Any], Any]) -> Self:
+        """The block with `change` of each product, those of experts included."""
+        mixer, feed_forward = (part.with_products(change) for part in (self.mixer, self.feed_forward))
+        return replace(self, mixer=mixer, feed_forward=feed_forward)
+
+    def with_half_sums(self) -> Self:
+        return replace(self, mixer=self.mixer.with_half_sums(), feed_forward=self.feed_forward.with_half_sums())
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """Its sizes as the paper's roofline names them; None if the paper has no such mixer."""
+        sizes = self.mixer.sizes
+        return None if sizes is None else self.feed_forward.sized(sizes)
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
-        forward, backward = self._product_work(tokens, itemsize)
-        parts = [self._attention_work(tokens, length, itemsize), self.mlp_work(tokens, itemsize)]
-        parts += [adapters.work(tokens, itemsize) for adapters in self.adapters]
-        for part_forward, part_backward in parts:
-            forward, backward = forward + part_forward, backward + part_backward
+        works = [product.work(tokens, itemsize) for product in (*self.products, *self.expert_products)]
+        works += [self._own_work(tokens, itemsize)]
+        works += [self.mixer.work(tokens, length, itemsize), self.feed_forward.work(tokens, itemsize)]
+        works += [adapters.work(tokens, itemsize) for adapters in self.adapters]
+        forward, backward = works[0]
+        for more_forward, more_backward in works[1:]:
+            forward, backward = forward + more_forward, backward + more_backward
         return forward, backward
 
+    def _own_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
+        """The work of norms, scales and residual sums."""
+        hidden, norm = self.hidden, 2 * self.hidden * self.norms.pre
+        forward = {"norm": norm, "sum and norm": 2 * hidden + norm, "sum": 3 * hidden}
+        backward = {"norm and sum, backward": 8 * hidden}
+        if self.norms.post:
+            forward["output's norm"], backward["output's norm, backward"] = 5 * hidden, 8 * hidden
+        if self.output_scale != 1:
+            forward["scale"] = backward["scale, backward"] = 4 * hidden
+        return (
+            Work(elementwise=scaled(forward, tokens * itemsize)),
+            Work(elementwise=scaled(backward, tokens * itemsize)),
+        )
+
     def gradient_work(self, param: Param, tokens: int, itemsize: int) -> Work:
-        work = product_gradient(param, tokens)
-        if not param.in_fp8:
-            return work
-        return Work(fp8=work.matmul, quantization=tokens * self._gradient_bytes(param.name, itemsize))
+        for product in (*self.products, *self.expert_products):
+            if product.owns(param):
+                return product.gradient_work(param, tokens, itemsize)
+        return product_gradient(param, tokens)
 
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes kept from the recomputed forward until backward."""
-        heads, kv_heads = self._widths
-        elements = self.hidden * (2 if self.input_scale != 1 else 1) + 2 * heads + 2 * kv_heads
-        elements += self.hidden if self.post_norms else 0
-        statistics = self.pre_norms + self.post_norms + self.heads  # 1 / rms, log-sum-exp
-        if self.qk_norm:  # q and k before their norms; the values lie in the same buffer
-            elements += heads + kv_heads
-            statistics += 2 if self.whole_qk_norm else self.heads + self.kv_heads
-        inputs = self.normed_bytes("qkv", itemsize) + (heads + 4 if self._reads_codes("o") else 0)
-        inputs += SCALE_BYTES * (self.heads + 2 * self.kv_heads) if self._in_half(itemsize) else 0
-        return tokens * (elements * itemsize + inputs + statistics * max(itemsize, 4)) + self.mlp_kept(tokens, itemsize)
+        # the inputs of both norms, the first also scaled, and the outputs of the parts
+        elements = self.hidden * (2 + (self.input_scale != 1) + 2 * self.norms.post)
+        statistics = max(itemsize, 4) * (2 * self.norms.pre + self.norms.post)  # 1 / rms
+        normed = sum(self._normed_bytes(part, itemsize) for part in (self.mixer, self.feed_forward))
+        own = tokens * (elements * itemsize + statistics + normed)
+        return own + self.mixer.kept_bytes(tokens, itemsize) + self.feed_forward.kept_bytes(tokens, itemsize)
+
+    def _normed_bytes(self, part: Part, itemsize: int) -> int:
+        """Bytes per token of a norm's output, kept as the input of a part: in FP8 with a scale."""
+        if part.reads_codes:
+            return self.hidden + 4
+        return self.hidden * itemsize if self.norms.pre else 0  # without a norm it is what is kept anyway
 
     def workspace_bytes(self, tokens: int, itemsize: int, *, fused: bool = False) -> int:
         """Upper bound of the bytes that backward needs at once without the kept bytes, once per device.
 
         Gradients of products overwrite kept tensors, so they take no memory.
         """
-        heads, kv_heads = self._widths
         inside_products = max((adapters.workspace(tokens, itemsize) for adapters in self.adapters), default=0)
         inside_products += self._fp8_workspace(tokens, itemsize, fused=fused)
         # the gradient of an output is a scaled copy, or on the other side of its norm
-        inside_products += tokens * itemsize * self.hidden * ((self.output_scale != 1) + self.post_norms)
-        mlp, mlp_inside = self.mlp_workspace(itemsize)
-        if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
-            inside_attention = itemsize * (2 * heads + 2 * kv_heads)
-            if self._in_half(itemsize):  # a copy of the gradient of attention's output
-                inside_attention += itemsize * heads + SCALE_BYTES * self.heads
-            if self.whole_qk_norm:  # the gradient of the normed product
-                inside_attention += itemsize * (heads + kv_heads)
-            attention = 2 * itemsize * self.hidden + max(inside_attention, 2 * itemsize * self.hidden) + 8 * self.heads
-            return tokens * max(attention, itemsize * self.hidden + mlp) + inside_products
-        # the gradients of the residual sum and of q, k and v, also turned back; or those on both sides of the norm
-        whole = self.whole_qk_norm * (heads + kv_heads)  # the gradient of the normed product
-        attention = itemsize * (self.hidden + max(2 * heads + 3 * kv_heads + whole, 2 * self.hidden))
-        inside = max(itemsize, 4) * max(5 * self.hidden, 5 * heads, 4 * (heads + kv_heads))  # norms, attention
-        return tokens * (max(attention, mlp) + max(inside, mlp_inside)) + inside_products
-
-    def normed_bytes(self, name: str, itemsize: int) -> int:
-        """Bytes per token of a norm's output, kept as the input of product `name`: in FP8 with a scale."""
-        if self._reads_codes(name):
-            return self.hidden + 4
-        return self.hidden * itemsize if self.pre_norms else 0  # without a norm it is what is kept anyway
-
-    def attended(self, length: int) -> float:
-        """The mean number of keys that a query attends to in a sequence of `length` tokens: causal half or window."""
-        seen = length if self.window is None else min(length, self.window)
-        return seen * (2 * length - seen + 1) / (2 * length)
-
-    @property
-    def product_sizes(self) -> dict[str, tuple[int, int]]:
-        """The inputs and outputs of products with one weight for all tokens, by name, without those of a router."""
-        heads, kv_heads = self._widths
-        return {"qkv": (self.hidden, heads + 2 * kv_heads), "o": (heads, self.hidden)}
-
-    @abstractmethod
-    def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
-        """The work of the MLP's forward and backward, from the output of its norm to the residual sum.
-
-        Products in `product_sizes` are not included.
-        """
-
-    @abstractmethod
-    def mlp_kept(self, tokens: int, itemsize: int) -> int:
-        """Bytes that the MLP keeps, including its norm."""
-
-    @abstractmethod
-    def mlp_workspace(self, itemsize: int) -> tuple[int, int]:
-        """Bytes per token in the MLP's backward: the maximum between operations, and the maximum inside one."""
-
-    def _in_half(self, itemsize: int) -> bool:
-        return self.half_sums and itemsize == 2 and self.head_size <= TERMS
-
-    @property
-    def _widths(self) -> tuple[int, int]:
-        return self.heads * self.head_size, self.kv_heads * self.head_size
-
-    def _attention_work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:
-        heads, kv_heads = self._widths
-        attention = 4.0 * tokens * self.attended(length) * heads
-        edges = 4.0 * tokens * EDGE * heads
-        half = attention if self._in_half(itemsize) else 0.0
-        rotation = 0 if self.rotary is None and not self.qk_norm else 2 * (heads + kv_heads)
-        norm = 2 * self.hidden * self.pre_norms
-        forward = {"norm": norm, "rotation": rotation, "sum and norm": 2 * self.hidden + norm}
-        # q and k before their norms; the values' gradient, copied
-        rotation_back = rotation + self.qk_norm * (heads + kv_heads) + 2 * kv_heads
-        backward = {"norm and sum, backward": 4 * self.hidden, "rotation, backward": rotation_back}
-        if self.qkv_bias or self.o_bias:
-            biases = self.qkv_bias * (heads + 2 * kv_heads) + self.o_bias * self.hidden
-            backward["biases, backward"] = biases
-        if self.whole_qk_norm:
-            forward["norms of q and k"], backward["norms of q and k, backward"] = 2 * rotation_back, 2 * rotation_back
-        if self.post_norms:
-            forward["output's norm"], backward["output's norm, backward"] = 5 * self.hidden, 8 * self.hidden
-        if self.output_scale != 1:
-            forward["scale"] = backward["scale, backward"] = 4 * self.hidden
-        if half:  # values are scaled in place, and a copy of the gradient of the output
-            forward["values in float16"], backward["output's gradient in float16"] = 2 * kv_heads, 2 * heads
-        return (
-            Work(attention=attention, edges=edges, half_attention=half, elementwise=scaled(forward, tokens * itemsize)),
-            Work(
-                attention_backward=2 * attention,
-                edges=2 * edges,
-                half_attention_backward=2 * half,
-                elementwise=scaled(backward, tokens * itemsize),
-            ),
-        )
-
-    def _product_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
-        """The work of the products in `product_sizes`."""
-        forward, backward = Work(), Work()
-        for name, (inputs, outputs) in self.product_sizes.items():
-            operations = 2.0 * tokens * inputs * outputs
-            if name in self.fp8:
-                back = _row_bytes(outputs, itemsize) + self._gradient_bytes(name, itemsize)
-                forward += Work(fp8=operations, quantization=tokens * self._quantizing_bytes(name, itemsize))
-                backward += Work(fp8=2 * operations, quantization=tokens * back)
-            else:
-                forward, backward = forward + Work(matmul=operations), backward + Work(matmul=2 * operations)
-        return forward, backward
-
-    def _reads_codes(self, name: str) -> bool:
-        """Whether a product reads its input in FP8 alone; adapters read it in the model's type."""
-        return name in self.fp8 and all(adapters.name != name for adapters in self.adapters)
-
-    def _quantizing_bytes(self, name: str, itemsize: int) -> int:
-        """Bytes per token to quantize the input of a product, beyond what the operation that computes it moves.
-
-        Norms and SwiGLU write codes in place of their output where nothing else reads it; norms also in addition to it.
-        """
-        inputs, _ = self.product_sizes[name]
-        if name in ("o", "shared_gate_up") or (name in ("down", "shared_down") and not self._reads_codes(name)):
-            return _row_bytes(inputs, itemsize)
-        return inputs * (1 - itemsize if self._reads_codes(name) else 1)
-
-    def _gradient_bytes(self, name: str, itemsize: int) -> int:
-        """Bytes per token for the operands of a weight's gradient.
-
-        The output's gradient: columns are quantized together with rows, and their maxima take a pass of their own; not
-        those of `gate_up`, which SwiGLU's backward finds, while the rows and columns of `down` are quantized
-        separately. The input: codes are transposed; those of `down` are written transposed.
-        """
-        inputs, outputs = self.product_sizes[name]
-        of_output = {"gate_up": 1, "down": 2 * itemsize + 1}.get(name, itemsize + 1)
-        of_input = {"down": itemsize + 1, "shared_down": itemsize + 1}.get(name, 2)
-        return of_output * outputs + of_input * inputs
+        inside_products += tokens * itemsize * self.hidden * ((self.output_scale != 1) + self.norms.post)
+        mixer, mixer_inside = self.mixer.workspace(itemsize, fused=fused)
+        fed, fed_inside = self.feed_forward.workspace(itemsize)
+        if fused:  # the gradient of the block's output, and nothing inside operations
+            return tokens * max(mixer, itemsize * self.hidden + fed) + inside_products
+        return tokens * (max(mixer, fed) + max(mixer_inside, fed_inside)) + inside_products
 
     def _fp8_workspace(self, tokens: int, itemsize: int, *, fused: bool) -> int:
         """Bytes that products in FP8 need at once; with DoRA also for the norms of rows."""
-        sizes = (self.product_sizes[name] for name in self.fp8 if name in self.product_sizes)
-        products = [product_workspace(tokens, *each, fused=fused) for each in sizes]
-        norms = [a.dequantized_bytes for a in self.adapters if isinstance(a, Adapters) and a.name in self.fp8]
-        return max(products, default=0) + max(norms, default=0)
+        dense = max((product.fp8_workspace(tokens, fused=fused) for product in self.products), default=0)
+        norms = max((product.dora_workspace for product in self.products), default=0)
+        of_experts = (each.fp8_workspace(tokens, itemsize, fused=fused) for each in self.expert_products)
+        return max(dense + norms, *of_experts, 0)
 
 
-def _row_bytes(columns: int, itemsize: int) -> int:
-    """Bytes read and written to quantize a row."""
-    return columns * (itemsize + 1)
-
-
-def product_gradient(param: Param, tokens: int) -> Work:
-    """The gradient work of a weight [out, in] that is multiplied with every token; none for vectors."""
-    return Work(matmul=2.0 * tokens * param.numel if len(param.shape) == 2 else 0.0)
+def blocks(spec: ModelShape) -> tuple[Block, ...]:
+    """The layers of a model without its head, which are all blocks."""
+    return cast(tuple[Block, ...], spec.layers)

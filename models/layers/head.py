@@ -12,8 +12,7 @@ from rptrain.kernels.linear_cross_entropy import (
     loss_workspace_bytes,
 )
 from rptrain.kernels.rms_norm import rms_norm, rms_norm_backward
-from rptrain.models.layers.attention import times_
-from rptrain.models.layers.block import product_gradient
+from rptrain.models.layers.product import product_gradient, times_
 from rptrain.models.params import Grads, Param, Params
 from rptrain.schedule.costs import Work, scaled
 
@@ -30,6 +29,10 @@ class Head:
     name: str = "head"
     half_sums: bool = False  # products are summed in float16: models/transforms/half_sums.py
     scale: float = 1.0  # factor of the logits
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        return ()
 
     def loss(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
         normed, _ = self._normed(p, x_TD)

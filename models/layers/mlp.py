@@ -1,98 +1,178 @@
-"""The layers of dense models: the decoder block, and the head with its loss.
+"""Gated MLPs: the feed-forward part of dense blocks, and the one that all tokens go through beside experts.
 
-They compute forward and backward explicitly (models/layer.py defines the contract and the shape suffixes). Between
-operations values are rounded to the model's dtype where Hugging Face's modelling code rounds them, except that the
-MLP's product and its residual are added before rounding. Backward reuses saved tensors: the gradients of the
-products qkv and gate_up overwrite them.
+Backward reuses saved tensors: the gradient of the product gate_up overwrites it.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
+from rptrain.kernels import fp8
 from rptrain.kernels.batch import MicroBatch
-from rptrain.kernels.fp8 import Maxima, Operand
+from rptrain.kernels.fp8 import Form, Maxima, Operand
 from rptrain.kernels.swiglu import swiglu_backward, swiglu_backward_with_maxima, swiglu_operand
-from rptrain.models.layers.attention import AttentionBlock
+from rptrain.models.layers.expert_product import ExpertProduct
+from rptrain.models.layers.product import Product, Source, kept
 from rptrain.models.params import Grads, Params
 from rptrain.schedule.costs import Work, scaled
+from rptrain.schedule.roofline import Sizes
 
 
 class MLPSaved(NamedTuple):
-    x: Tensor  # [T, D]
-    rstd: Tensor | None  # [T], with the norm before
-    normed: Operand  # [T, D]
+    normed: Operand  # [T, D], the input
     gate_up: Tensor  # [T, 2I]; backward computes its SwiGLU again
-    product: Tensor | None  # [T, D], with the norm after
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block(AttentionBlock):
-    """A decoder block whose MLP is SwiGLU.
+class MLP:
+    """SwiGLU between two products: a FeedForward (models/layers/block.py).
 
-    Its parameters: gate_up [2I, D], down [D, I]; with `pre_norms` post_norm [D], with `post_norms` mlp_norm [D].
+    Parameters: gate_up [2I, D], down [D, I]. It keeps its input and gate_up.
     """
 
-    def mlp(self, p: Params, product: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> MLPSaved:
-        h_TD, normed, rstd = self.input_norm(p, "post_norm", product, x_TD, self.form(p, "gate_up"))
-        gate_up = self.product(p, "gate_up", normed, mb)
-        down = self._down(p, gate_up, mb) if self.post_norms else None
-        return MLPSaved(h_TD, rstd, self.kept(normed), gate_up, down)
+    gate_up: Product
+    down: Product
 
-    def _down(self, p: Params, gate_up: Tensor, mb: MicroBatch | None) -> Tensor:
-        return self.product(p, "down", swiglu_operand(gate_up, self.form(p, "down")), mb)
+    @classmethod
+    def of(cls, hidden: int, intermediate: int) -> Self:
+        gate_up: dict[str, Any] = {"inputs": hidden, "outputs": 2 * intermediate}
+        down: dict[str, Any] = {"inputs": intermediate, "outputs": hidden}
+        return cls(
+            # SwiGLU's backward finds the maxima of the gradient of gate_up; the rows and columns of that of `down` are
+            # quantized separately
+            gate_up=Product(name="gate_up", **gate_up, mask=2, source=Source.NORM, gradient_reads=0),
+            down=Product(name="down", **down, mask=3, source=Source.ACTIVATION, gradient_reads=2),
+        )
 
-    def mlp_output(self, p: Params, saved: MLPSaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
-        if saved.product is not None:
-            return self.output_norm(p, "mlp_norm", saved.product)[0].add_(saved.x)
-        activation = swiglu_operand(saved.gate_up, self.form(p, "down"))
-        return self.product_add(p, "down", activation, saved.x, mb, overwrite=overwrite)
+    @property
+    def router(self) -> None:
+        return None
 
-    def mlp_backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        output = None if saved.product is None else self.output_norm(p, "mlp_norm", saved.product)[1]
-        dproduct = self.output_norm_backward(p, g, "mlp_norm", dy_TD, output)
-        del output
-        activation, passed = self.backward_input(p, "down", dproduct, mb)  # its gradient, until it is overwritten
+    def with_balance(self, coefficient: float) -> Self:
+        return self
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.gate_up, self.down
+
+    @property
+    def expert_products(self) -> tuple[ExpertProduct, ...]:
+        return ()
+
+    def with_products(self, change: Callable[[Any], Any]) -> Self:
+        return replace(self, gate_up=change(self.gate_up), down=change(self.down))
+
+    def with_half_sums(self) -> Self:
+        return self.with_products(lambda product: replace(product, half_sums=True))
+
+    def form(self, p: Params) -> Form:
+        return self.gate_up.form(p)
+
+    def inner(self, p: Params, x: Operand, mb: MicroBatch | None) -> MLPSaved:
+        return MLPSaved(kept(x), self.gate_up.forward(p, x, mb))
+
+    def output(self, p: Params, saved: MLPSaved, mb: MicroBatch | None) -> Tensor:
+        return self.down.forward(p, swiglu_operand(saved.gate_up, self.down.form(p)), mb)
+
+    def add(
+        self, p: Params, saved: MLPSaved, residual: Tensor, mb: MicroBatch | None, scale: float, overwrite: bool
+    ) -> Tensor:
+        activation = swiglu_operand(saved.gate_up, self.down.form(p))
+        return self.down.add(p, activation, residual, mb, scale, overwrite)
+
+    def backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
+        activation, of_output = self.down.backward_input(p, dy_TD, mb)  # its gradient, until it is overwritten
         dgate_up, maxima, of_activation = self._swiglu_backward(p, g, saved, activation)
-        self.backward_weights(p, g, "down", dproduct, passed, activation, mb, of_activation)
-        del dproduct
-        dnormed = self.product_backward(p, g, "gate_up", dgate_up, saved.normed, mb, maxima)
-        return self.input_norm_backward(p, g, "post_norm", dnormed, saved.x, saved.rstd, dy_TD)
+        self.down.backward_weights(p, g, of_output, activation, mb, of_activation)
+        del dy_TD, of_output
+        return self.gate_up.backward(p, g, dgate_up, saved.normed, mb, maxima)
 
     def _swiglu_backward(
         self, p: Params, g: Grads, saved: MLPSaved, dy: Tensor
     ) -> tuple[Tensor, Maxima | None, Maxima | None]:
         """The gradient of gate_up, written over it, and its maxima; `dy` becomes the activation, with its maxima."""
         rows = saved.normed.rows
-        if rows is None or "gate_up" not in g:
+        if rows is None or self.gate_up.name not in g:
             return swiglu_backward(dy, saved.gate_up, saved.gate_up, dy), None, None
         dgate_up, maxima, _, of_activation = swiglu_backward_with_maxima(
-            dy, saved.gate_up, p["gate_up"].rows.scales, rows.scales
+            dy, saved.gate_up, p[self.gate_up.name].rows.scales, rows.scales
         )
         return dgate_up, maxima, of_activation
 
     @property
-    def product_sizes(self) -> dict[str, tuple[int, int]]:
-        mlp = {"gate_up": (self.hidden, 2 * self.intermediate), "down": (self.intermediate, self.hidden)}
-        return super().product_sizes | mlp
+    def intermediate(self) -> int:
+        return self.down.inputs
 
-    def mlp_work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
-        forward = {"activation": 3 * self.intermediate, "sum": 3 * self.hidden}
+    @property
+    def reads_codes(self) -> bool:
+        return self.gate_up.reads_codes
+
+    def work(self, tokens: int, itemsize: int) -> tuple[Work, Work]:
         # the activation's backward writes the activation again
-        backward = {"activation, backward": 6 * self.intermediate, "norm and sum, backward": 4 * self.hidden}
+        forward, backward = {"activation": 3 * self.intermediate}, {"activation, backward": 6 * self.intermediate}
         return (
             Work(elementwise=scaled(forward, tokens * itemsize)),
             Work(elementwise=scaled(backward, tokens * itemsize)),
         )
 
-    def mlp_kept(self, tokens: int, itemsize: int) -> int:
-        elements = (2 if self.post_norms else 1) * self.hidden + 2 * self.intermediate
-        statistics = max(itemsize, 4) if self.pre_norms else 0
-        return tokens * (itemsize * elements + self.normed_bytes("gate_up", itemsize) + statistics)
+    def kept_bytes(self, tokens: int, itemsize: int) -> int:
+        return tokens * itemsize * 2 * self.intermediate
 
-    def mlp_workspace(self, itemsize: int) -> tuple[int, int]:
+    def workspace(self, itemsize: int) -> tuple[int, int]:
         # the activation, gradients on both sides of the norm; SwiGLU with the activation again, products, a norm
-        wide = max(itemsize, 4)
-        inside = max(3 * wide * self.intermediate + itemsize * self.intermediate, 5 * wide * self.hidden)
-        return itemsize * (2 * self.hidden + self.intermediate), inside
+        hidden, wide = self.gate_up.inputs, max(itemsize, 4)
+        inside = max(3 * wide * self.intermediate + itemsize * self.intermediate, 5 * wide * hidden)
+        return itemsize * (2 * hidden + self.intermediate), inside
+
+    def sized(self, mixer: Sizes) -> Sizes:
+        return replace(mixer, intermediate=self.intermediate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedMLP:
+    """A gated MLP of `intermediate` columns S that all tokens go through beside experts.
+
+    Parameters: shared_gate_up [2S, D], shared_down [D, S]. It keeps its input, if in FP8, and shared_gate_up.
+    """
+
+    gate_up: Product
+    down: Product
+
+    @classmethod
+    def of(cls, hidden: int, intermediate: int) -> Self:
+        gate_up: dict[str, Any] = {"inputs": hidden, "outputs": 2 * intermediate}
+        down: dict[str, Any] = {"inputs": intermediate, "outputs": hidden}
+        return cls(
+            gate_up=Product(name="shared_gate_up", **gate_up, mask=4),
+            down=Product(name="shared_down", **down, mask=5, source=Source.ACTIVATION),
+        )
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.gate_up, self.down
+
+    def with_products(self, change: Callable[[Any], Any]) -> Self:
+        return replace(self, gate_up=change(self.gate_up), down=change(self.down))
+
+    @property
+    def intermediate(self) -> int:
+        return self.down.inputs
+
+    def inner(self, p: Params, x_TD: Tensor, mb: MicroBatch | None) -> MLPSaved:
+        x = fp8.operand(x_TD, self.gate_up.form(p))
+        return MLPSaved(kept(x), self.gate_up.forward(p, x, mb))
+
+    def add(self, p: Params, saved: MLPSaved, total_TD: Tensor, mb: MicroBatch | None, scale: float) -> Tensor:
+        """`total_TD`, which is overwritten, plus the scaled output."""
+        activation = swiglu_operand(saved.gate_up, self.down.form(p))
+        return self.down.add(p, activation, total_TD, mb, scale, overwrite=True)
+
+    def backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
+        """The gradient of the input; overwrites gate_up."""
+        activation, of_output = self.down.backward_input(p, dy_TD, mb)  # its gradient, until it is overwritten
+        dgate_up = swiglu_backward(activation, saved.gate_up, saved.gate_up, activation)
+        self.down.backward_weights(p, g, of_output, activation, mb)
+        del activation, of_output
+        return self.gate_up.backward(p, g, dgate_up, saved.normed, mb)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rptrain.kernels.batch import Balance
 from rptrain.models.families.config import read_flag, read_number
-from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.layers.block import blocks
+from rptrain.models.layers.router import Router
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.utils.errors import UserError
 
@@ -26,21 +27,26 @@ def balanced(spec: ModelSpec, coefficient: float | None) -> ModelSpec:
 
     Raises UserError if the model has no routers.
     """
-    routed = [layer for layer in spec.layers if isinstance(layer, MoEBlock)]
-    if coefficient and not routed:
+    routers = _routers(spec)
+    if coefficient and not routers:
         raise UserError("train.router_aux_loss_coef needs a model with experts: this model has none")
-    if coefficient is None and any(layer.balance_in_config for layer in routed):
+    if coefficient is None and any(router.balance_in_config for router in routers):
         coefficient = _asked(spec.text_config)
     if not coefficient:
         return spec
-    each = coefficient / len(routed)
-    layers = (replace(layer, balance=each) if isinstance(layer, MoEBlock) else layer for layer in spec.layers)
+    each = coefficient / len(routers)
+    layers = (replace(block, feed_forward=block.feed_forward.with_balance(each)) for block in blocks(spec))
     return replace(spec, layers=tuple(layers), router_aux_loss_coef=coefficient)
+
+
+def _routers(spec: ModelShape) -> list[Router]:
+    routers = (block.feed_forward.router for block in blocks(spec))
+    return [router for router in routers if router is not None]
 
 
 def note(spec: ModelShape) -> str:
     """What a plan and the log of a run say about the loss; empty if it is off, or as in transformers."""
-    each = [layer.balance for layer in spec.layers if isinstance(layer, MoEBlock) and layer.balance_in_config]
+    each = [router.balance for router in _routers(spec) if router.balance_in_config]
     if len(each) < 2 or not sum(each):  # transformers has no such loss where config.json cannot enable it
         return ""
     return (

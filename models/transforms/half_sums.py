@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, cast
 
-from rptrain.models.layer import LayerShape
+from rptrain.models.layers.block import blocks
 from rptrain.models.transforms.freeze import Shape
 
 
@@ -13,7 +13,5 @@ def with_half_sums(spec: Shape) -> Shape:
     So do the gradients of float16 weights.
     """
 
-    def summed(layer: LayerShape) -> Any:
-        return replace(cast(Any, layer), half_sums=True)
-
-    return replace(spec, layers=tuple(map(summed, spec.layers)), head=summed(spec.head))
+    layers = tuple(block.with_half_sums() for block in blocks(spec))
+    return replace(spec, layers=layers, head=replace(cast(Any, spec.head), half_sums=True))

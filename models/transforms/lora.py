@@ -8,17 +8,15 @@ from math import sqrt
 from torch import Tensor
 
 from rptrain.kernels.reference.dense import wide
-from rptrain.models.layer import Layer
 from rptrain.models.layers.adapters import Adapters
-from rptrain.models.layers.attention import AttentionBlock
+from rptrain.models.layers.block import Block, blocks
 from rptrain.models.layers.expert_adapters import ExpertAdapters
-from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.layers.product import Product
 from rptrain.models.params import CheckpointPart, Param, Unit
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.transforms.freeze import split_units
 from rptrain.models.transforms.names import (
     ALL,
-    EXPERTS,
     adaptable_modules,
     adapted_modules,
     adapted_parameters,
@@ -28,7 +26,7 @@ from rptrain.models.transforms.names import (
     module,
     module_of,
     modules,
-    products,
+    params_of,
     saved_modules,
 )
 from rptrain.models.weights.file_backed import FileBackedUnit
@@ -39,6 +37,8 @@ from rptrain.utils.parallel import in_parallel
 
 A, B, MAGNITUDE = ENDS = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
 UNIT = ".lora"  # suffix of the names of adapters' units
+
+Found = tuple[Adapters | ExpertAdapters, list[Param]]  # adapters of a product, and their parameters
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,16 @@ def with_lora(spec: ModelSpec, settings: LoRA) -> ModelSpec:
     saved = saved_modules(spec, settings.modules_to_save, targets)
     base = split_units(spec, lambda param: not is_saved(param, saved))
     units, layers = list(base.units), []
-    for layer, original in zip(base.layers, spec.layers, strict=True):
-        params, adapters = [], []
-        for param in products(spec, original):
-            if found := _adapters(param, settings, targets):
-                adapters.append(found[0])
-                params += found[1]
-        for found in _expert_adapters(spec, original, settings, parameters):
-            adapters.append(found[0])
-            params += found[1]
-        if params:
-            layer = replace(_block(layer), units=(*layer.units, len(units)), adapters=tuple(adapters))
-            units.append(Unit(layer.name + UNIT, tuple(params)))
-        layers.append(layer)
+    for block, original in zip(blocks(base), blocks(spec), strict=True):
+        params, found = params_of(spec, original), list[Found]()
+        for product in block.products:
+            found += _adapters(product, params[product.name], settings, targets, layer=block.units[0])
+        found += _expert_adapters(block, params, settings, parameters)
+        if found:
+            adapters = {made.name: made for made, _ in found}
+            block = _with_adapters(replace(block, units=(*block.units, len(units))), adapters)
+            units.append(Unit(block.name + UNIT, tuple(param for _, params in found for param in params)))
+        layers.append(block)
     return replace(base, units=tuple(units), layers=tuple(layers))
 
 
@@ -114,8 +111,8 @@ def adapter_units(spec: ModelShape) -> range:
 def without_adapters(spec: ModelSpec) -> ModelSpec:
     """The units and layers of the model itself, at their indices, as in its checkpoints."""
     layers = [
-        replace(_block(layer), units=layer.units[:-1], adapters=()) if _block(layer).adapters else layer
-        for layer in spec.layers
+        _with_adapters(replace(block, units=block.units[:-1]), {}) if block.adapters else block
+        for block in blocks(spec)
     ]
     return replace(spec, units=spec.units[: adapter_units(spec).start], layers=tuple(layers))
 
@@ -126,9 +123,9 @@ def set_magnitudes(spec: ModelSpec, held: Held, file_backed: Mapping[int, FileBa
     Threads dequantize some rows at a time, or read them if the unit is file-backed, within quantized.QUANTIZING.
     """
 
-    def begin(item: tuple[Layer, Adapters]) -> None:
-        layer, adapters = item
-        *own, last = layer.units
+    def begin(item: tuple[Block, Adapters]) -> None:
+        block, adapters = item
+        *own, last = block.units
         params = {name: tensor for name in adapters.params if isinstance(tensor := held(last, name), Tensor)}
         magnitudes = params[adapters.magnitude]
         unit = next(unit for unit in own for param in spec.units[unit].params if param.name == adapters.name)
@@ -143,7 +140,12 @@ def set_magnitudes(spec: ModelSpec, held: Held, file_backed: Mapping[int, FileBa
 
     in_parallel(
         begin,
-        [(layer, a) for layer in spec.layers for a in _block(layer).adapters if isinstance(a, Adapters) and a.dora],
+        [
+            (block, product.adapters)
+            for block in blocks(spec)
+            for product in block.products
+            if product.adapters is not None and product.adapters.dora
+        ],
     )
 
 
@@ -153,10 +155,10 @@ def merged(spec: ModelSpec, view: View) -> View:
     Parameters are computed one at a time in the wide dtype.
     """
     places = {
-        (unit, adapters.name): (layer.units[-1], adapters)
-        for layer in map(_block, spec.layers)
-        for adapters in layer.adapters
-        for unit in layer.units
+        (unit, adapters.name): (block.units[-1], adapters)
+        for block in blocks(spec)
+        for adapters in block.adapters
+        for unit in block.units
     }
 
     @lru_cache(maxsize=1)
@@ -190,20 +192,36 @@ def target_names(spec: ModelSpec) -> list[str]:
     return names if any(end(name) in ends for name in {*modules(spec)} - {*names}) else list(ends)
 
 
-def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters, list[Param]] | None:
-    """The adapters of the product with this weight, and their parameters."""
+def _with_adapters(block: Block, adapters: Mapping[str, Adapters | ExpertAdapters]) -> Block:
+    """The block with these adapters of products, by their names, and no others."""
+    return block.with_products(lambda product: replace(product, adapters=adapters.get(product.name)))
+
+
+def _adapters(product: Product, param: Param, settings: LoRA, targets: set[str], layer: int) -> list[Found]:
+    """The adapters, if any, of the product with this weight, and their parameters. `layer`: see Adapters."""
     start, found = 0, []
     for part in param.parts:
         if module(part) in targets:
             found.append((start, part))
         start += part.rows
     if not found:
-        return None
+        return []
     starts, parts = zip(*found, strict=True)
-    (outputs, inputs), r = param.shape, settings.r
+    inputs, r = product.inputs, settings.r
     widths, names = tuple(part.rows for part in parts), [module(part) for part in parts]
-    form = (settings.scale, settings.lora_dropout, settings.use_dora)
-    made = Adapters(param.name, outputs, starts, widths, inputs, r, *form)
+    made = Adapters(
+        name=product.name,
+        outputs=product.outputs,
+        starts=starts,
+        widths=widths,
+        inputs=inputs,
+        rank=r,
+        scale=settings.scale,
+        dropout=settings.lora_dropout,
+        dora=settings.use_dora,
+        mask=product.mask,
+        layer=layer,
+    )
 
     def stacked(end: str) -> tuple[CheckpointPart, ...]:
         return tuple(map(CheckpointPart, (name + end for name in names), widths))
@@ -214,32 +232,23 @@ def _adapters(param: Param, settings: LoRA, targets: set[str]) -> tuple[Adapters
     ]
     if made.dora:
         params.append(Param(made.magnitude, (sum(widths),), stacked(MAGNITUDE), decay=False, std=None))
-    return made, params
+    return [(made, params)]
 
 
-def _expert_adapters(
-    spec: ModelSpec, layer: Layer, settings: LoRA, targets: set[str]
-) -> list[tuple[ExpertAdapters, list[Param]]]:
-    """The adapters of a layer's experts, and their parameters.
+def _expert_adapters(block: Block, params: Mapping[str, Param], settings: LoRA, targets: set[str]) -> list[Found]:
+    """The adapters of a block's experts, and their parameters.
 
-    PEFT wraps the module once for each parameter, so the names of all but the last contain another wrapper.
+    PEFT wraps the module once for each parameter, in the order of the products, so the names of all but the last
+    contain another wrapper.
     """
-    params = {param.name: param for unit in layer.units for param in spec.units[unit].params}
-    names = [name for name in EXPERTS if name in params and expert_parameter(params[name]) in targets]
-    found = []
-    for number, name in enumerate(names):
-        assert isinstance(layer, MoEBlock)
-        width, r = layer.intermediate, settings.r
-        inputs, outputs = (layer.hidden, 2 * width) if name == EXPERTS[0] else (width, layer.hidden)
-        made = ExpertAdapters(name, layer.experts, layer.active, inputs, outputs, r, settings.scale)
-        at = expert_parameter(params[name]).rpartition(".")[0] + ".base_layer" * (len(names) - 1 - number)
-        ranks = layer.experts * r
+    adapted = [each for each in block.expert_products if expert_parameter(params[each.name]) in targets]
+    found = list[Found]()
+    for number, product in enumerate(adapted):
+        ranks, inputs, outputs = product.experts * settings.r, product.inputs, product.outputs
+        sizes = product.experts, product.active, inputs, outputs
+        made = ExpertAdapters(product.name, *sizes, settings.r, settings.scale)
+        at = expert_parameter(params[product.name]).rpartition(".")[0] + ".base_layer" * (len(adapted) - 1 - number)
         low = Param(made.a, (ranks, inputs), (CheckpointPart(at + A, ranks),), bound=inputs**-0.5)
         high = Param(made.b, (outputs, ranks), (CheckpointPart(at + B, outputs),), std=0.0)
         found.append((made, [low, high]))
     return found
-
-
-def _block(layer: Layer) -> AttentionBlock:
-    assert isinstance(layer, AttentionBlock)
-    return layer

@@ -3,9 +3,7 @@
 import json
 from collections.abc import Callable, Iterable
 
-from rptrain.models.layer import Layer
-from rptrain.models.layers.adapters import PLACES
-from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.layers.block import Block, blocks
 from rptrain.models.params import CheckpointPart, Param
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
@@ -14,8 +12,6 @@ from rptrain.utils.suggest import nearest
 from rptrain.utils.text import quoted
 
 ALL = "all-linear"
-EXPERTS = ("experts_gate_up", "experts_down")  # from the inside out, as PEFT nests their adapters
-WITH_EXPERTS = ("Qwen3MoeForCausalLM", "GptOssForCausalLM", "Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM")
 
 
 def module(part: CheckpointPart) -> str:
@@ -27,10 +23,9 @@ def module_of(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def products(spec: ModelSpec, layer: Layer) -> Iterable[Param]:
-    """The weights of a layer that can have adapters, without those of experts."""
-    params = [param for unit in layer.units for param in spec.units[unit].params]
-    return (param for name in PLACES for param in params if param.name == name)
+def params_of(spec: ModelSpec, block: Block) -> dict[str, Param]:
+    """The parameters of a block by name."""
+    return {param.name: param for unit in block.units for param in spec.units[unit].params}
 
 
 def adaptable_modules(spec: ModelSpec) -> list[str]:
@@ -38,9 +33,11 @@ def adaptable_modules(spec: ModelSpec) -> list[str]:
 
     In a model with experts, these are only attention's: PEFT treats all names in an MLP as experts'.
     """
-    names = PLACES[:2] if has_experts(spec) else PLACES
-    params = (param for layer in spec.layers for param in products(spec, layer) if param.name in names)
-    return [module(part) for param in params for part in param.parts]
+    found = []
+    for block in blocks(spec):
+        params, products = params_of(spec, block), block.mixer.products if spec.has_experts else block.products
+        found += [module(part) for product in products for part in params[product.name].parts]
+    return found
 
 
 def adaptable_parameters(spec: ModelSpec) -> dict[str, str]:
@@ -48,21 +45,17 @@ def adaptable_parameters(spec: ModelSpec) -> dict[str, str]:
 
     In a model with experts, these are experts' parameters, and the weights of dense MLPs and shared experts.
     """
-    names = (*EXPERTS, *PLACES[2:]) if has_experts(spec) else ()
+    parts = [block.feed_forward for block in blocks(spec)] if spec.has_experts else []
+    names = {product.name for part in parts for product in (*part.products, *part.expert_products)}
     params = [param for unit in spec.units for param in unit.params if param.name in names]
     return {part.key: param.stack.key if param.stack else part.key for param in params for part in param.parts}
 
 
-def has_experts(spec: ModelSpec) -> bool:
-    """Whether the model is of a class with experts. For PEFT it has them even if all layers of this one are dense."""
-    return spec.architecture in WITH_EXPERTS
-
-
 def corrected_routers(spec: ModelSpec) -> set[str]:
     """The routers with a correction bias. PEFT would save it, too, which adapters leave out."""
-    layers = [layer for layer in spec.layers if isinstance(layer, MoEBlock) and layer.scoring.sigmoid]
-    params = (param for layer in layers for unit in layer.units for param in spec.units[unit].params)
-    return {module(part) for param in params if param.name == "router" for part in param.parts}
+    routers = ((block, block.feed_forward.router) for block in blocks(spec))
+    corrected = (block for block, router in routers if router is not None and router.scoring.sigmoid)
+    return {module(part) for block in corrected for part in params_of(spec, block)["router"].parts}
 
 
 def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
@@ -96,7 +89,7 @@ def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
 
 
 def expert_parameter(param: Param) -> str:
-    """The name of EXPERTS' parameter in transformers, which holds it in one tensor."""
+    """The name of experts' weights in transformers, which holds them in one tensor."""
     return param.stack.key if param.stack else param.parts[0].key
 
 

@@ -9,29 +9,31 @@ from dataclasses import replace
 from math import prod
 
 from rptrain.kernels.quant import MXFP4, format_of
-from rptrain.models.layers.adapters import PLACES
 from rptrain.models.params import Param
 from rptrain.models.spec import ModelShape
 from rptrain.models.transforms.freeze import Shape
 from rptrain.utils.errors import UserError
 
-MATRICES = (*PLACES, "experts_gate_up", "experts_down")  # routers, which are small and sensitive, are not quantized
-
 
 def with_base(spec: Shape, base: str) -> Shape:
     """The model with the matrices of its layers' frozen units in the format `base`; "bf16": unchanged.
 
-    Experts that checkpoints may store in MXFP4 stay in MXFP4 with any format; with "mxfp4" nothing else is quantized
-    then, as in the published model. Matrices whose tensors do not consist of whole blocks are not quantized. Raises
-    UserError if no matrix can be quantized.
+    Routers, which are small and sensitive, are not quantized. Experts that checkpoints may store in MXFP4 stay in MXFP4
+    with any format; with "mxfp4" nothing else is quantized then, as in the published model. Matrices whose tensors do
+    not consist of whole blocks are not quantized. Raises UserError if no matrix can be quantized.
     """
     if base == "bf16":
         return spec
     published = any(part.mxfp4 for unit in spec.units for param in unit.params for part in param.parts)
     chosen = None if published and base == MXFP4.name else base
     inside = {unit for layer in spec.layers for unit in layer.units} & {*spec.frozen}
+    matrices = {name for layer in spec.layers for name in layer.matrices}
+
+    def held(param: Param) -> Param:
+        return _held(param, chosen) if param.name in matrices else param
+
     units = tuple(
-        replace(unit, params=tuple(_held(param, chosen) for param in unit.params)) if index in inside else unit
+        replace(unit, params=tuple(map(held, unit.params))) if index in inside else unit
         for index, unit in enumerate(spec.units)
     )
     if not any(unit.quantized for unit in units):
@@ -48,7 +50,7 @@ def base_of(spec: ModelShape) -> str:
 def _held(param: Param, base: str | None) -> Param:
     if any(part.mxfp4 for part in param.parts):
         base = MXFP4.name
-    if param.name not in MATRICES or base is None:
+    if base is None:
         return param
     fmt = format_of(base, param.matrices[-1])
     held = replace(param, format=fmt)

@@ -16,21 +16,17 @@ from torch import Tensor
 
 from rptrain.bench import clock
 from rptrain.engine.meter import likeness
-from rptrain.kernels import attention as attn
 from rptrain.kernels import fp8, fp8_products, grouped_fp8, half
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.grouped import grouped_mm, grouped_weight_grad
 from rptrain.kernels.launch import fused
 from rptrain.kernels.reference.dense import wide
-from rptrain.models.layer import HeadLayer, Layer
-from rptrain.models.layers.block import BlockShape
-from rptrain.models.layers.head import Head
-from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.layer import LayerShape, Operation
+from rptrain.models.layers.block import Block, blocks
 from rptrain.models.params import Param
 from rptrain.models.spec import ModelSpec
 
 COPY = 512 << 20  # bytes that the timed copy reads and writes
-BACKENDS = ("hybrid", "triton", "reference")  # backends whose backward always sums in a fixed order
 
 
 @dataclass(frozen=True)
@@ -79,30 +75,27 @@ def floor(spec: ModelSpec, rows: int, length: int, dtype: torch.dtype, device: t
     tokens = rows * length
     halves = [torch.empty(COPY // 2, dtype=torch.uint8, device=device) for _ in range(2)]
     rate = COPY / clock.seconds({"copy": lambda: halves[0].copy_(halves[1])}, device, cold=False)["copy"]
+    mb = _whole_sequences(rows, length, device)
     layers = []
-    for (name, layer), count in _kinds(spec).items():
-        operations = [*_products(spec, layer, tokens, dtype, device)]
-        if isinstance(layer, BlockShape):
-            sinks = any(param.name == "sinks" for unit in layer.units for param in spec.units[unit].params)
-            choices = _attention(layer, sinks, rows, length, dtype, device)
-            taken = [2 * line.forward + line.backward for line in _lines(choices, device)]
-            operations.append(choices[taken.index(min(taken))])
+
+    def add(layer: LayerShape, count: int, operations: list[Operation], *, recomputed: bool) -> None:
         ahead, back = layer.work(tokens, length, dtype.itemsize)
         lines = [*_lines(operations, device), *_elementwise(ahead.elementwise, back.elementwise, rate)]
-        moves = _Operation("moves", partial(_move, halves, ahead.traffic), partial(_move, halves, back.traffic))
-        forward, backward = _in_a_row([*operations, moves], layer is not spec.head, device)
-        layers.append(LayerFloor(name, count, forward, backward, tuple(lines), recomputed=layer is not spec.head))
+        moves = Operation("moves", partial(_move, halves, ahead.traffic), partial(_move, halves, back.traffic))
+        forward, backward = _in_a_row([*operations, moves], recomputed, device)
+        layers.append(LayerFloor(layer.name, count, forward, backward, tuple(lines), recomputed))
+
+    for block, count in _kinds(spec):
+        operations = [*_products(spec, block, tokens, dtype, device)]
+        if choices := block.mixer.operations(mb, dtype, device):
+            taken = [2 * line.forward + line.backward for line in _lines(choices, device)]
+            operations.append(choices[taken.index(min(taken))])
+        add(block, count, operations, recomputed=True)
+    add(spec.head, 1, [*_head_products(spec, tokens, dtype, device)], recomputed=False)
     return Floor(tuple(layers), tokens, rate)
 
 
-@dataclass(frozen=True)
-class _Operation:
-    name: str
-    forward: clock.Work
-    backward: clock.Work
-
-
-def _lines(operations: Sequence[_Operation], device: torch.device) -> list[Line]:
+def _lines(operations: Sequence[Operation], device: torch.device) -> list[Line]:
     """Times each operation separately, all of them in turn."""
     works = {
         (operation.name, which): work
@@ -113,7 +106,7 @@ def _lines(operations: Sequence[_Operation], device: torch.device) -> list[Line]
     return [Line(o.name, taken[o.name, "forward"], taken[o.name, "backward"]) for o in operations]
 
 
-def _in_a_row(operations: Sequence[_Operation], recomputed: bool, device: torch.device) -> tuple[float, float]:
+def _in_a_row(operations: Sequence[Operation], recomputed: bool, device: torch.device) -> tuple[float, float]:
     """Times forward and backward of all operations; forward runs as often as in training, so the device is as warm."""
 
     def forward() -> None:
@@ -138,42 +131,57 @@ def _move(halves: list[Tensor], nbytes: float) -> None:
         left -= piece
 
 
-def _kinds(spec: ModelSpec) -> dict[tuple[str, Layer | HeadLayer], int]:
-    """One layer of each kind, and their number."""
-    found: dict[Any, tuple[str, Layer | HeadLayer]] = {}
-    counts: dict[tuple[str, Layer | HeadLayer], int] = {}
-    for layer in spec.stack:
-        first = found.setdefault(likeness(spec, layer), (layer.name, layer))
-        counts[first] = counts.get(first, 0) + 1
-    return counts
+def _kinds(spec: ModelSpec) -> list[tuple[Block, int]]:
+    """One block of each kind, and their number."""
+    found: dict[Any, list[Block]] = {}
+    for block in blocks(spec):
+        found.setdefault(likeness(spec, block), []).append(block)
+    return [(alike[0], len(alike)) for alike in found.values()]
 
 
 def _products(
-    spec: ModelSpec, layer: Layer | HeadLayer, tokens: int, dtype: torch.dtype, device: torch.device
-) -> Iterator[_Operation]:
+    spec: ModelSpec, block: Block, tokens: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[Operation]:
     """Products of x [T, in] with each weight [out, in]; backward computes gradients of the input and of trained
     weights.
     """
-    for unit in (spec.units[index] for index in layer.units):
+    of_experts = {product.name: product for product in block.expert_products}
+    for unit in (spec.units[index] for index in block.units):
         for param in unit.params:
-            if isinstance(layer, MoEBlock) and param.name in layer.expert_sizes:
-                (size, out), rows = layer.expert_sizes[param.name], tokens * layer.active
+            if (product := of_experts.get(param.name)) is not None:
+                rows = tokens * product.active
                 if param.in_fp8:
                     products = _grouped_fp8(param, rows, unit.trainable, dtype, device)
                 else:
-                    w = layer.whole(torch.randn(param.shape, dtype=dtype, device=device))
+                    w = product.whole(torch.randn(param.shape, dtype=dtype, device=device))
                     products = _grouped(w, rows, unit.trainable)
-                yield _Operation(f"{param.name} {size} x {out} x {layer.experts}", *products)
-                continue
-            if len(param.shape) != 2 or param.name.endswith("bias"):
-                continue
-            out, size = param.shape
-            w, x, y = (
-                torch.randn(shape, dtype=dtype, device=device) for shape in ((out, size), (tokens, size), (tokens, out))
-            )
-            in_half = isinstance(layer, Head) and layer.half_sums and fused(x) and half.takes(x)
-            product = _product_fp8 if param.in_fp8 else _product_half if in_half else _product
-            yield _Operation(f"{param.name} {size} x {out}", *product(w, x, y, unit.trainable))
+                name = f"{param.name} {product.inputs} x {product.outputs} x {product.experts}"
+                yield Operation(name, *products)
+            elif len(param.shape) == 2 and not param.name.endswith("bias"):
+                operands = _operands(param, tokens, dtype, device)
+                yield _named(param, (_product_fp8 if param.in_fp8 else _product)(*operands, unit.trainable))
+
+
+def _head_products(spec: ModelSpec, tokens: int, dtype: torch.dtype, device: torch.device) -> Iterator[Operation]:
+    """As `_products`, of the head."""
+    for unit in (spec.units[index] for index in spec.head.units):
+        for param in (param for param in unit.params if len(param.shape) == 2):
+            w, x, y = _operands(param, tokens, dtype, device)
+            in_half = spec.head.half_sums and fused(x) and half.takes(x)
+            yield _named(param, (_product_half if in_half else _product)(w, x, y, unit.trainable))
+
+
+def _operands(param: Param, tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """A weight [out, in], an input and an output."""
+    out, size = param.shape
+    shapes = (out, size), (tokens, size), (tokens, out)
+    w, x, y = (torch.randn(shape, dtype=dtype, device=device) for shape in shapes)
+    return w, x, y
+
+
+def _named(param: Param, works: tuple[clock.Work, clock.Work]) -> Operation:
+    out, size = param.shape
+    return Operation(f"{param.name} {size} x {out}", *works)
 
 
 def _product(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work, clock.Work]:
@@ -260,12 +268,9 @@ def _even(rows: int, experts: int, device: torch.device) -> Tensor:
     return (torch.arange(1, experts + 1, device=device) * rows // experts).int()
 
 
-def _attention(
-    block: BlockShape, with_sinks: bool, rows: int, length: int, dtype: torch.dtype, device: torch.device
-) -> list[_Operation]:
-    """Attention within whole sequences, by every deterministic implementation."""
+def _whole_sequences(rows: int, length: int, device: torch.device) -> MicroBatch:
     positions = torch.arange(length, device=device).repeat(rows)
-    mb = MicroBatch(
+    return MicroBatch(
         sequences=rows,
         length=length,
         positions=positions,
@@ -274,44 +279,6 @@ def _attention(
         max_seqlen=length,
         uniform=True,
     )
-    q, k, v = (
-        torch.randn(rows * length, heads, block.head_size, dtype=dtype, device=device)
-        for heads in (block.heads, block.kv_heads, block.kv_heads)
-    )
-    dout = torch.randn_like(q)
-    sinks = torch.randn(block.heads, dtype=dtype, device=device) if with_sinks else None
-    extras = {"window": block.window, "sinks": sinks}
-    back = {**extras, "grad_sinks": None if sinks is None else torch.zeros_like(sinks, dtype=wide(dtype))}
-    found = []
-    for name in _backends(dtype, device, block.head_size, block.window is None and not with_sinks):
-        found.append(_attention_operation(name, (q, k, v), dout, mb, name, extras, back))
-    if block.half_sums and fused(q) and half.takes_heads(q, block.head_size):
-        heads = [half.scaled_heads(x) for x in (q, k, v)]
-        found.append(_attention_operation("float16 sums", heads, dout, mb, None, extras, back))
-    return found
-
-
-def _attention_operation(
-    name: str, heads: Sequence[half.Heads], dout: Tensor, mb: MicroBatch, force: str | None, extras: Any, back: Any
-) -> _Operation:
-    q, k, v = heads
-    out, saved = attn.attention(q, k, v, mb, force, **extras)
-    return _Operation(
-        f"attention ({name})",
-        lambda: attn.attention(q, k, v, mb, force, **extras),
-        lambda: attn.attention_backward(dout, q, k, v, out, saved, mb, **back),
-    )
-
-
-def _backends(dtype: torch.dtype, device: torch.device, head_size: int, plain: bool) -> list[str]:
-    """The implementations for these inputs, `plain` without window and sinks; the reference only as a last resort."""
-    found = []
-    for name in BACKENDS:
-        try:
-            found.append(attn.backend(dtype, device.type, True, head_size, plain=plain, force=name))
-        except ValueError:
-            continue
-    return found[:-1] or found
 
 
 def _elementwise(forward: Mapping[str, float], backward: Mapping[str, float], rate: float) -> Iterator[Line]:

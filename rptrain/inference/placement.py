@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 
 from rptrain.models.decode.cache import cache_bytes
-from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.layers.block import blocks
 from rptrain.models.spec import ModelSpec
 from rptrain.schedule.machine import TRAFFIC
 from rptrain.utils.errors import UserError
@@ -24,7 +24,6 @@ GPU_LAYER = 1e-3  # seconds of a token in a layer, besides reading its weights
 QUANTIZED_LAYER = 1e-3  # more seconds if its weights are dequantized
 CPU_LAYER = 0.5e-3
 CPU_TRAFFIC = 0.4  # fraction of the bandwidth of host memory that a product with one token reaches
-EXPERTS = ("experts_gate_up", "experts_down")
 
 
 @dataclass(frozen=True)
@@ -170,9 +169,7 @@ def _speed(sizes: Sizes, memory: FreeMemory, kind: Kind) -> float:
 
 def _read(spec: ModelSpec, index: int) -> float:
     """The parameters of a layer that a token reads: of experts, those that it is routed to."""
-    layer = spec.stack[index]
-    total = 0.0
-    for param in (param for unit in layer.units for param in spec.units[unit].params):
-        share = layer.active / layer.experts if isinstance(layer, MoEBlock) and param.name in EXPERTS else 1.0
-        total += share * prod(param.shape)
-    return total
+    products = blocks(spec)[index].expert_products if index < len(spec.layers) else ()
+    shares = {product.name: product.active / product.experts for product in products}
+    params = (param for unit in spec.stack[index].units for param in spec.units[unit].params)
+    return sum((shares.get(param.name, 1.0) * prod(param.shape) for param in params), 0.0)

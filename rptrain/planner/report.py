@@ -67,8 +67,7 @@ from rptrain.data.preview import Preview, preview
 from rptrain.engine.meter import Measured
 from rptrain.machine.flags import MachineFlags
 from rptrain.machine.hardware import Hardware
-from rptrain.models.layers.block import BlockShape
-from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.layers.block import blocks
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.transforms import balance
 from rptrain.models.weights.pretrained import WeightFiles
@@ -408,16 +407,16 @@ def _blocks(config: Config, spec: ModelShape) -> tuple[BlockIntensity, ...]:
     length, batch = config.data.max_length, config.train.sequences * config.round_size
     itemsize = DTYPES[config.model.dtype].itemsize
     kinds: dict[Sizes, list[str]] = {}
-    for layer in spec.layers:
-        if isinstance(layer, BlockShape):
-            sizes = Sizes(layer.hidden, layer.heads, layer.kv_heads, layer.head_size, layer.intermediate)
-            if isinstance(layer, MoEBlock):
-                sizes = replace(sizes, experts=layer.experts, active=layer.active, window=layer.window)
-            units = [spec.units[unit] for unit in layer.units]
-            if any(unit.quantized or unit.wired for unit in units):
-                weight = sum(unit.wire_bytes(itemsize) for unit in units) / sum(unit.numel for unit in units)
-                sizes = replace(sizes, weight=weight)
-            kinds.setdefault(sizes, []).append(layer.name)
+    for block in blocks(spec):
+        if (sizes := block.sizes) is None:
+            continue
+        if not block.expert_products:  # the paper's dense models have no windows
+            sizes = replace(sizes, window=None)
+        units = [spec.units[unit] for unit in block.units]
+        if any(unit.quantized or unit.wired for unit in units):
+            weight = sum(unit.wire_bytes(itemsize) for unit in units) / sum(unit.numel for unit in units)
+            sizes = replace(sizes, weight=weight)
+        kinds.setdefault(sizes, []).append(block.name)
     return tuple(
         BlockIntensity(
             names[0],

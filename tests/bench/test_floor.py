@@ -6,6 +6,9 @@ import torch
 from rptrain.bench import clock, floor
 from rptrain.kernels import grouped_fp8
 from rptrain.models.families import registry
+from rptrain.models.layer import Operation
+from rptrain.models.layers import attention
+from rptrain.models.layers.attention import Attention
 from rptrain.models.transforms.fp8 import with_fp8
 from rptrain.models.transforms.freeze import freeze
 
@@ -30,12 +33,12 @@ def seconds(monkeypatch):
             taken[name] = spent[0] - before
         return taken | ({"copy": floor.COPY / 1e9} if "copy" in works else {})
 
-    attention = floor._Operation("attention", lambda: spend(100.0), lambda: spend(100.0))
+    timed = Operation("attention", lambda: spend(100.0), lambda: spend(100.0))
     monkeypatch.setattr(clock, "seconds", take)
     monkeypatch.setattr(torch, "mm", lambda a, b, out: spend(1.0))
     monkeypatch.setattr(floor, "grouped_mm", lambda x, w, ends: spend(10.0))
     monkeypatch.setattr(floor, "grouped_weight_grad", lambda acc, x, dy, ends: spend(10.0))
-    monkeypatch.setattr(floor, "_attention", lambda *_: [attention])
+    monkeypatch.setattr(Attention, "operations", lambda *_: [timed])
     monkeypatch.setattr(floor, "_move", lambda halves, nbytes: spend(nbytes / 1e9))
 
 
@@ -138,8 +141,8 @@ def test_the_products_compute_what_they_stand_for(monkeypatch) -> None:
 def test_the_quickest_attention_counts(monkeypatch) -> None:
     spec = registry.build({**TINY, "architectures": ["LlamaForCausalLM"]})
     monkeypatch.setattr(floor, "COPY", 1 << 10)
-    slow, quick = floor._Operation("slow", list, list), floor._Operation("quick", list, list)
-    monkeypatch.setattr(floor, "_attention", lambda *_: [slow, quick])
+    slow, quick = Operation("slow", list, list), Operation("quick", list, list)
+    monkeypatch.setattr(Attention, "operations", lambda *_: [slow, quick])
     taken = {("slow", "forward"): 2.0, ("slow", "backward"): 4.0, ("quick", "forward"): 1.0, ("quick", "backward"): 5.0}
     monkeypatch.setattr(clock, "seconds", lambda works, device, *, cold: {key: taken.get(key, 1.0) for key in works})
     lines = floor.floor(spec, 2, 8, torch.float32, CPU).layers[0].lines
@@ -147,9 +150,13 @@ def test_the_quickest_attention_counts(monkeypatch) -> None:
     assert not any(line.operation == "slow" for line in lines)
 
 
+def attention_of(spec):
+    return spec.layers[0].mixer.operations(floor._whole_sequences(2, 8, CPU), torch.float32, CPU)
+
+
 def test_attention_runs_both_ways() -> None:
     spec = registry.build({**TINY, "architectures": ["LlamaForCausalLM"]})
-    (operation,) = floor._attention(spec.layers[0], False, 2, 8, torch.float32, CPU)
+    (operation,) = attention_of(spec)
     assert operation.name == "attention (reference)"
     out, _ = operation.forward()
     dq, dk, dv = operation.backward()
@@ -159,14 +166,14 @@ def test_attention_runs_both_ways() -> None:
 def test_attention_has_the_window_and_the_sinks(monkeypatch) -> None:
     calls = []
     for name in ("attention", "attention_backward"):
-        real = getattr(floor.attn, name)
+        real = getattr(attention.attn, name)
 
         def spy(*args, real=real, **extras):
             calls.append(extras)
             return real(*args, **extras)
 
-        monkeypatch.setattr(floor.attn, name, spy)
-    (operation,) = floor._attention(registry.build(GPT_OSS).layers[0], True, 2, 8, torch.float32, CPU)
+        monkeypatch.setattr(attention.attn, name, spy)
+    (operation,) = attention_of(registry.build(GPT_OSS))
     operation.forward()
     assert operation.backward()[0].shape == (16, 6, 10)
     assert [(extras["window"], extras["sinks"].shape) for extras in calls] == [(4, (6,))] * 3

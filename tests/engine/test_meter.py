@@ -12,8 +12,9 @@ from rptrain.engine.meter import Measured, Meter, measured_stages, timed
 from rptrain.engine.recorder import Recorder
 from rptrain.engine.store import ModelStore
 from rptrain.models.families.registry import build
+from rptrain.models.layers.block import Block
 from rptrain.models.layers.head import Head
-from rptrain.models.layers.mlp import Block
+from rptrain.models.layers.norms import Norms
 from rptrain.schedule.plan import Plan
 from tests.cases import UPDATES, grid
 
@@ -111,7 +112,7 @@ def test_each_layer_has_its_own_time_and_backward_none_of_the_recomputed_forward
 
 def test_layers_that_differ_in_name_and_place_only_share_their_times():
     with made() as store:
-        other = replace(store.spec.layers[1], eps=0.5)
+        other = replace(store.spec.layers[1], norms=Norms(0.5))
         store.spec = replace(store.spec, layers=(store.spec.layers[0], other, *store.spec.layers[2:]))
         found = measure(store)
     assert found is not None

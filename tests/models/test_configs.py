@@ -73,7 +73,7 @@ def test_layers_and_work_of_presets(preset, layers, tied) -> None:
     forward, backward = (sum(work.flops for work in pass_) for pass_ in zip(*works, strict=True))
     block = spec.units[1].params
     matrices = sum(p.numel for p in block if p.decay) * layers + spec.vocab_size * spec.hidden_size
-    attention = 2 * 4096 * 4097 * spec.layers[0].heads * 128 * layers
+    attention = 2 * 4096 * 4097 * spec.layers[0].mixer.heads * 128 * layers
     assert (forward, backward) == (2 * 4096 * matrices + attention, 2 * forward)
 
 
@@ -87,10 +87,10 @@ def test_norms_do_not_decay_and_start_at_one() -> None:
 
 
 def test_defaults() -> None:
-    block = registry.build(CONFIG).layers[0]
-    assert (block.head_size, block.kv_heads, block.eps, block.qk_norm) == (4, 4, 1e-6, False)
-    block = registry.build(QWEN3).layers[0]
-    assert (block.head_size, block.qk_norm) == (128, True)
+    attention = registry.build(CONFIG).layers[0].mixer
+    assert (attention.head_size, attention.kv_heads, attention.eps, attention.qk_norm) == (4, 4, 1e-6, False)
+    attention = registry.build(QWEN3).layers[0].mixer
+    assert (attention.head_size, attention.qk_norm) == (128, True)
     by_type = {key: value for key, value in CONFIG.items() if key != "architectures"} | {"model_type": "llama"}
     assert registry.build(by_type).architecture == "LlamaForCausalLM"
 
@@ -294,7 +294,7 @@ def test_layers_without_experts_that_are_none(numbers) -> None:
 
 
 def windows(config) -> list[int | None]:
-    return [layer.window for layer in registry.build(config).layers]
+    return [layer.mixer.window for layer in registry.build(config).layers]
 
 
 @pytest.mark.parametrize("qwen", [QWEN2, QWEN3], ids=["qwen2", "qwen3"])
@@ -327,7 +327,7 @@ def test_defaults_of_mistral() -> None:
     left_out = {key: value for key, value in MISTRAL.items() if key != "num_key_value_heads"}
     block = registry.build({**left_out, "num_attention_heads": 8}).layers[0]
     theirs = MistralConfig()
-    assert (block.window, block.kv_heads, block.eps) == (
+    assert (block.mixer.window, block.mixer.kv_heads, block.norms.eps) == (
         theirs.sliding_window, theirs.num_key_value_heads, theirs.rms_norm_eps
     )  # fmt: skip
     assert windows({**MISTRAL, "sliding_window": None}) == [None, None]

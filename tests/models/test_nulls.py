@@ -44,11 +44,11 @@ def test_null_as_a_value() -> None:
 
     for ours, config_class in ((SEED_OSS, SeedOssConfig), (SMOLLM3, SmolLM3Config)):
         null = {**ours, "num_key_value_heads": None}
-        assert registry.build(null).layers[0].kv_heads == config_class(**null).num_key_value_heads == 4
+        assert registry.build(null).layers[0].mixer.kv_heads == config_class(**null).num_key_value_heads == 4
     for head_dim in ({}, {"head_dim": None}):
         described = {**SEED_OSS, "num_attention_heads": 8, **head_dim}
-        block, expected = registry.build(described).layers[0], SeedOssConfig(**described)
-        assert (block.head_size, block.kv_heads) == (expected.head_dim, expected.num_key_value_heads)
+        mixer, expected = registry.build(described).layers[0].mixer, SeedOssConfig(**described)
+        assert (mixer.head_size, mixer.kv_heads) == (expected.head_dim, expected.num_key_value_heads)
 
 
 @pytest.mark.parametrize("config", [GRANITE, {**SEED_OSS, "num_key_value_heads": 2}], ids=["granite", "seed_oss"])

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from rptrain.models.families import registry
-from rptrain.models.layers.attention import AttentionBlock
+from rptrain.models.layers.attention import Attention
+from rptrain.models.layers.block import blocks
 from rptrain.models.locate import locate, presets, read_config
 from rptrain.models.spec import ModelSpec
 from tests.families import FAMILIES
@@ -31,20 +32,21 @@ def of_kind(kind: str, **keys: Any) -> dict[str, Any]:
 def settings(spec: ModelSpec) -> list[dict[str, Any]]:
     """The settings of each layer."""
 
-    def of_layer(layer: AttentionBlock) -> dict[str, Any]:
-        rotary = None if layer.rotary is None else spec.rotaries[layer.rotary]
+    def of_mixer(mixer: Any, eps: float) -> dict[str, Any]:
+        assert isinstance(mixer, Attention)
+        rotary = None if mixer.rotary is None else spec.rotaries[mixer.rotary]
         queries = rotary and rotary.query_scaling
         return {
-            "eps": {layer.eps, spec.head.eps},
-            "window": layer.window,
-            "heads": (layer.heads, layer.kv_heads, layer.head_size),
-            "scale": layer.head_size**-0.5 if layer.scale is None else layer.scale,
+            "eps": {mixer.eps, eps, spec.head.eps},
+            "window": mixer.window,
+            "heads": (mixer.heads, mixer.kv_heads, mixer.head_size),
+            "scale": mixer.head_size**-0.5 if mixer.scale is None else mixer.scale,
             "frequencies": rotary and list(rotary.inv_freq),
             "factor": rotary and rotary.factor,
             "queries": queries and (queries.beta, queries.original_max_position_embeddings),
         }
 
-    return [of_layer(layer) for layer in spec.layers]
+    return [of_mixer(block.mixer, block.norms.eps) for block in blocks(spec)]
 
 
 def settings_of(model) -> list[dict[str, Any]]:

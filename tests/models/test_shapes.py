@@ -6,9 +6,6 @@ import pytest
 import torch
 
 from rptrain.models.families import registry
-from rptrain.models.layers.head import Head
-from rptrain.models.layers.mlp import Block
-from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.locate import locate, presets, read_config
 from rptrain.models.weights import pretrained
 from rptrain.schedule.costs import Work
@@ -179,7 +176,6 @@ def test_windows_bound_the_scores(length, windowed, full) -> None:
 def test_traffic_of_a_dense_block_and_the_head_by_hand(architecture, normed, biases) -> None:
     spec = registry.build({**TINY, "architectures": [architecture]})
     block, head = spec.layers[0], spec.head
-    assert isinstance(block, Block) and isinstance(head, Head)
     forward, backward = block.work(8, 4, 4)
     assert forward.traffic == 4 * 8 * (48 + 160 + 96 + (40 + 20) + 72)
     assert backward.traffic == 4 * 8 * ((20 + 40 + 40 + 20) + 96 + 160 + normed + biases + 40 + 96)
@@ -222,13 +218,13 @@ def test_memory_grows_with_tokens_and_active_experts(variant) -> None:
         for name in ("kept_bytes", "workspace_bytes"):
             size = getattr(layer, name)
             assert 0 < size(10, 2) < size(10, 4) and size(30, 2) - size(20, 2) == size(20, 2) - size(10, 2)
-            assert (getattr(larger, name)(10, 2) > size(10, 2)) == isinstance(layer, MoEBlock)
+            assert (getattr(larger, name)(10, 2) > size(10, 2)) == bool(layer.expert_products)
 
 
 def test_one_expert_needs_what_a_dense_block_does_and_its_routing() -> None:
     settings = {"num_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 20}
     expert, dense = (registry.build({**QWEN3_MOE, **settings, "mlp_only_layers": only}).layers[0] for only in ([], [0]))
-    assert isinstance(expert, MoEBlock) and isinstance(dense, Block)
+    assert expert.expert_products and not dense.expert_products
     assert expert.kept_bytes(10, 2) == dense.kept_bytes(10, 2) + 10 * (2 + 2 + 3 * 4) + 4
     assert expert.workspace_bytes(10, 2) >= dense.workspace_bytes(10, 2)
     router = Work(matmul=2.0 * 10 * 24)
@@ -280,8 +276,10 @@ def test_defaults_of_gpt_oss() -> None:
     sizes = {key: value for key, value in GPT_OSS.items() if key not in ("head_dim", "sliding_window")}
     spec = registry.build({**sizes, "rope_scaling": None, "quantization_config": {"quant_method": "mxfp4"}})
     block, full = spec.layers[:2]
-    assert (block.head_size, block.window, block.eps) == (theirs.head_dim, theirs.sliding_window, theirs.rms_norm_eps)
-    assert block.clamp == (theirs.swiglu_alpha, theirs.swiglu_limit) and full.window is None
+    sizes = theirs.head_dim, theirs.sliding_window
+    assert (block.mixer.head_size, block.mixer.window, block.norms.eps) == (*sizes, theirs.rms_norm_eps)
+    clamp = theirs.swiglu_alpha, theirs.swiglu_limit
+    assert block.feed_forward.clamp == clamp and full.mixer.window is None
     rotary = GptOssRotaryEmbedding(theirs)
     assert torch.equal(torch.tensor(spec.rotaries[0].inv_freq), rotary.inv_freq)
     assert spec.rotaries[0].factor == pytest.approx(rotary.attention_scaling, rel=1e-14)

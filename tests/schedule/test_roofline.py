@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rptrain.models.families import registry
-from rptrain.models.layers.moe import MoEBlock
+from rptrain.models.layers.block import blocks
 from rptrain.models.locate import locate, read_config
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.dispatch import Links
@@ -30,10 +30,8 @@ NOMINAL = {"rtx3090": 32e9, "rtx4090": 32e9, "rtx5090": 64e9, "a800": 32e9}  # P
 
 
 def sizes_of(preset: str, index: int = -1) -> Sizes:
-    block = registry.build(read_config(locate(preset))).layers[index]
-    sizes = Sizes(block.hidden, block.heads, block.kv_heads, block.head_size, block.intermediate)
-    if isinstance(block, MoEBlock):
-        sizes = replace(sizes, experts=block.experts, active=block.active, window=block.window)
+    sizes = blocks(registry.build(read_config(locate(preset))))[index].sizes
+    assert sizes is not None
     return sizes
 
 

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from rptrain.models.decode.cache import LEAST, cache_bytes
+from rptrain.models.decode.cache import cache_bytes
 from rptrain.models.decode.generate import Sampling, _choose, generate, new_cache, stream
+from rptrain.models.layers.keys_values import LEAST
 from rptrain.utils.errors import UserError
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
@@ -48,7 +49,7 @@ def test_nothing_to_do_and_bad_prompts(fresh) -> None:
 @pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "MistralForCausalLM", "GptOssForCausalLM"])
 def test_a_conversation_that_keeps_its_cache_answers_as_one_without(name, fresh, monkeypatch) -> None:
     """With windows and sinks, in pieces of fewer queries than there are new tokens, and after a change."""
-    monkeypatch.setattr("rptrain.models.decode.cache.QUERIES", 3)
+    monkeypatch.setattr("rptrain.models.layers.keys_values.QUERIES", 3)
     model = fresh(name, torch.float64)
     spec, weights = model.spec, model.params.__getitem__
     cache = new_cache(spec, weights)

@@ -63,11 +63,14 @@ def test_gradients_against_autograd_in_float64(architecture, fresh, micro_batch)
     torch.testing.assert_close(own.backward(IDS, mb, scale=0.7), loss, rtol=1e-12, atol=0)
     for layer in model.spec.layers:
         first, last = layer.units
-        for adapters in layer.adapters:
+        for product in layer.expert_products:
+            adapters = product.adapters
+            if adapters is None:
+                continue
             p, g = model.params[last], model.grads[last]
-            of_weight = layer.whole(own.grads[first][adapters.name])  # [E, in, out]
-            low = p[adapters.a].unflatten(0, (layer.experts, -1))
-            high = p[adapters.b].unflatten(1, (-1, layer.experts))
+            of_weight = product.whole(own.grads[first][adapters.name])  # [E, in, out]
+            low = p[adapters.a].unflatten(0, (product.experts, -1))
+            high = p[adapters.b].unflatten(1, (-1, product.experts))
             for ours, theirs in (
                 (g[adapters.a], torch.einsum("eio,ore->eri", of_weight, high).flatten(0, 1)),
                 (g[adapters.b], torch.einsum("eio,eri->ore", of_weight, low).flatten(1)),
@@ -134,7 +137,8 @@ def test_bounds_of_memory_hold(architecture, dtype, sizes, fresh, micro_batch) -
     layer = model.spec.layers[0]
     p, g = model.of(layer, model.params), model.of(layer, model.grads)
     x, dy = (torch.randn(tokens, hidden).to(dtype) for _ in range(2))
-    assert layer.kept_bytes(tokens, itemsize) == replace(layer, adapters=()).kept_bytes(tokens, itemsize)
+    bare = layer.with_products(lambda product: replace(product, adapters=None))
+    assert layer.kept_bytes(tokens, itemsize) == bare.kept_bytes(tokens, itemsize)
     assert_memory_bounds(layer, p, g, x, dy, mb)
 
 

@@ -132,7 +132,7 @@ def test_work_of_experts_by_hand(architecture, fresh):
     """10 tokens of 256 columns, 30 rows for experts of 320: gate_up has 640 outputs; attention has heads of 64."""
     spec = with_fp8(fresh(architecture, **SIZES).spec)
     layer = spec.layers[0]
-    exact = replace(layer, fp8=("qkv", "o"))
+    exact = layer.with_products(lambda each: replace(each, in_fp8=each.name in ("qkv", "o")))
     works, wide = layer.work(10, 5, 2), exact.work(10, 5, 2)
     quantized, gathered = (10, 1) if architecture == "Qwen3MoeForCausalLM" else (30, 2)  # rows; bytes per element
     for work, other in zip(works, wide, strict=True):
@@ -250,6 +250,6 @@ def test_bounds_of_memory_of_experts_hold_with_fused_kernels(architecture, sizes
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda *tensors: True)
     with LiveBytes() as live:
-        layer.mlp_backward(p, g, saved, dy, mb)
+        layer.feed_forward_backward(p, g, saved, dy, mb)
     bound = layer.workspace_bytes(tokens, 2, fused=True) - dy.nbytes
     assert live.peak <= bound <= 1.25 * live.peak

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rptrain.models.families.registry import build
-from rptrain.models.layers import attention, head
+from rptrain.models.layers import attention, head, product
 from rptrain.models.transforms.half_sums import with_half_sums
 
 from ...engine import plain
@@ -31,7 +31,7 @@ def test_every_layer_asks_for_them(config, monkeypatch):
         with pytest.raises(StopIteration):
             layer.forward(weights, x, mb)
         with pytest.raises(StopIteration):
-            layer.step(weights, x, (None,), None)
+            layer.step(weights, x, None, Batch())
         assert asked.pop() is False  # decoding takes q, k and v in the model's type
     with pytest.raises(StopIteration):
         spec.head.loss(params, x, mb)
@@ -44,11 +44,11 @@ def test_every_layer_asks_for_them(config, monkeypatch):
 def test_blocks_ask_for_them_in_gradients_of_weights(config, monkeypatch):
     asked = []
     for name in ("linear_backward", "accumulate_weight_grad"):
-        monkeypatch.setattr(attention, name, lambda *args, half_sums=False, **options: asked.append(half_sums))
+        monkeypatch.setattr(product, name, lambda *args, half_sums=False, **options: asked.append(half_sums))
     for spec in (build(config), with_half_sums(build(config))):
-        layer, x = spec.layers[0], torch.ones(4, 4)
-        layer.product_backward({"o": x}, {}, "o", x, x, Batch())
-        layer.backward_weights({"o": x}, {}, "o", x, None, x, Batch())
+        o, x = spec.layers[0].mixer.o, torch.ones(4, 4)
+        o.backward({"o": x}, {}, x, x, Batch())
+        o.backward_weights({"o": x}, {}, product.OutputGrad(x, None), x, Batch())
     assert asked == [False, False, True, True]
 
 

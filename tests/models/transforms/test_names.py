@@ -3,9 +3,7 @@
 import pytest
 
 from rptrain.models.families import registry
-from rptrain.models.layers.moe import MoEBlock
 from rptrain.models.transforms.lora import LoRA, target_names, with_lora
-from rptrain.models.transforms.names import has_experts
 from rptrain.utils.errors import UserError
 from tests.families import VARIANTS
 from tests.models.conftest import COMMON
@@ -165,4 +163,4 @@ def test_names_for_peft_mean_these_modules_and_no_others(fresh) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_class_with_experts_is_known(name) -> None:
     spec = registry.build({**COMMON, **VARIANTS[name]})
-    assert has_experts(spec) == (any(isinstance(layer, MoEBlock) for layer in spec.layers) or name == "glm4-moe-dense")
+    assert spec.has_experts == (any(layer.expert_products for layer in spec.layers) or name == "glm4-moe-dense")
