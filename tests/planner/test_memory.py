@@ -166,8 +166,8 @@ from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.store import ModelStore
 from rptrain.models.families import registry
 from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
+from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import pretrained
-from rptrain.models.weights.quantized import with_base
 
 def growth(load):
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
