@@ -1,0 +1,1 @@
+"""Generation of text, and the states of mixers that it keeps."""

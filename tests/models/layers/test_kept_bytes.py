@@ -13,7 +13,8 @@ from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.half_sums import with_half_sums
 from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.utils.errors import UserError
-from tests.models.conftest import COMMON, SETTINGS, make_micro_batch
+from tests.families import FAMILIES
+from tests.models.conftest import COMMON, make_micro_batch
 
 EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 FP8_SIZES = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "moe_intermediate_size": 16}
@@ -35,11 +36,11 @@ WITH_EXPERTS_ALONE = ("experts", "balance", "fp8, experts")
 TOKENS = 22
 
 
-@pytest.mark.parametrize("architecture", registry.BUILDERS)
+@pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_kept_bytes_are_those_of_the_kept_tensors(transform, architecture) -> None:
-    config = {**COMMON, **SETTINGS.get(architecture, {}), **(FP8_SIZES if "fp8" in transform else {})}
-    spec = registry.build({**config, "architectures": [architecture]})
+def test_kept_bytes_are_those_of_the_kept_tensors(transform, kind) -> None:
+    config = {**COMMON, **FAMILIES[kind].layers, **(FP8_SIZES if "fp8" in transform else {})}
+    spec = registry.build({**config, "architectures": [registry.MODEL_TYPES[kind]]})
     if transform in WITH_EXPERTS_ALONE and not spec.has_experts:
         with pytest.raises(UserError, match="this model has no"):
             TRANSFORMS[transform](spec)
