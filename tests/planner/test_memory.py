@@ -164,6 +164,7 @@ import torch
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.store import ModelStore
 from rptrain.models.families import registry
+from rptrain.models.locate import read_config
 from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.quantized import with_base
