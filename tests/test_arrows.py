@@ -47,10 +47,26 @@ def violations(modules: Mapping[str, str]) -> list[str]:
         for other in sorted(wanted):
             if package(name) != package(other) and ORDER.index(package(name)) <= ORDER.index(package(other)):
                 found.append(f"{name} imports {other}")
+    return found + circles(arrows)
+
+
+def circles(arrows: Mapping[str, set[str]]) -> list[str]:
+    """A circle of arrows in words, if there is one."""
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:
-        found.append("a circle: " + " -> ".join(error.args[1]))
+        return ["a circle: " + " -> ".join(error.args[1])]
+    return []
+
+
+def room_arrows(modules: Mapping[str, str], within: str) -> dict[str, set[str]]:
+    """Which rooms of a package each of its rooms imports."""
+    start, found = f"rptrain.{within}.", dict[str, set[str]]()
+    for name, wanted in imports(modules).items():
+        if name.startswith(start):
+            rooms = {other.removeprefix(start).split(".")[0] for other in wanted if other.startswith(start)}
+            room = name.removeprefix(start).split(".")[0]
+            found.setdefault(room, set()).update(rooms - {room})
     return found
 
 
@@ -85,3 +101,31 @@ def test_a_wrong_arrow_is_found(name, text, expected):
     modules = sources()
     modules[name] += text
     assert any(expected in found for found in violations(modules))
+
+
+# By package: its rooms, the files and folders at its top, of which each imports only those left of it.
+ROOM_ORDERS = {
+    "runs": "signals records <- view <- folder",
+    "tui": "dialogs outcomes services themes turns widgets <- context messages"
+    " <- chat data doctor export new_run run runs <- app <- start",
+}
+
+
+def room_violations(modules: Mapping[str, str], within: str) -> list[str]:
+    steps = {room: step for step, rooms in enumerate(ROOM_ORDERS[within].split(" <- ")) for room in rooms.split()}
+    arrows = room_arrows(modules, within)
+    assert arrows.keys() == steps.keys()
+    return [f"{room} imports {other}" for room in arrows for other in arrows[room] if steps[other] >= steps[room]]
+
+
+@pytest.mark.parametrize("within", ROOM_ORDERS)
+def test_rooms_import_those_left_of_them(within):
+    assert room_violations(sources(), within) == []
+
+
+def test_a_wrong_arrow_between_rooms_is_found():
+    modules = sources()
+    modules["rptrain.runs.view.pace"] += "from rptrain.runs.folder.run_dir import RunDir\n"
+    assert room_violations(modules, "runs") == ["view imports folder"]
+    modules["rptrain.tui.run.screen"] += "def chat():\n    from rptrain.tui.chat.screen import ChatScreen\n"
+    assert room_violations(modules, "tui") == ["run imports chat"]
