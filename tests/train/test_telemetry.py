@@ -18,8 +18,9 @@ from rptrain.runs.folder.event_log import EventLog
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records.events import Progress
 from rptrain.runs.records.lanes import FILE, OLD_FILE, LaneRecord, Snapshot, StepNumbers, Work
+from rptrain.runs.records.reader import RECENT
 from rptrain.runs.records.timeline import SlotSpan, StepTimeline
-from rptrain.runs.view.run_view import RECENT, RunView
+from rptrain.runs.view.run_view import RunView
 from rptrain.schedule.plan import Computation, Plan
 from rptrain.train import telemetry, trainer, validation
 from rptrain.train.save import Saver
