@@ -104,7 +104,12 @@ def test_a_wrong_arrow_is_found(name, text, expected):
 
 
 # By package: its rooms, the files and folders at its top, of which each imports only those left of it.
-ROOM_ORDERS = {"models": "locate presets params <- layer <- spec <- layers weights <- families <- decode <- transforms"}
+ROOM_ORDERS = {
+    "models": "locate base_files presets params <- layer <- spec <- layers weights <- families <- decode <- transforms",
+    "runs": "records <- view <- folder",
+    "tui": "dialogs outcomes services themes turns widgets <- context messages"
+    " <- chat data doctor export new_run run runs <- app <- start",
+}
 
 
 def room_violations(modules: Mapping[str, str], within: str) -> list[str]:
@@ -124,3 +129,7 @@ def test_a_wrong_arrow_between_rooms_is_found():
     modules["rptrain.models.weights.pretrained"] += "from rptrain.models.layers.rope import tables\n"
     modules["rptrain.models.layer"] += "def spec():\n    from rptrain.models.spec import ModelSpec\n"
     assert sorted(room_violations(modules, "models")) == ["layer imports spec", "weights imports layers"]
+    modules["rptrain.runs.view.pace"] += "from rptrain.runs.folder.run_dir import RunDir\n"
+    assert room_violations(modules, "runs") == ["view imports folder"]
+    modules["rptrain.tui.run.screen"] += "def chat():\n    from rptrain.tui.chat.screen import ChatScreen\n"
+    assert room_violations(modules, "tui") == ["run imports chat"]

@@ -1,1 +1,1 @@
-"""The files of a run: writing them, and reading them while the trainer writes. Nothing here imports torch."""
+"""The files of a run: their records, the state that follows from these, and their folder. Nothing imports torch."""

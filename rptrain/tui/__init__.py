@@ -1,1 +1,1 @@
-"""The terminal interface. Only `rptrain.tui.app` and its imports need Textual; training does not."""
+"""The terminal interface: a folder per feature, and what they share. Only the app and its imports need Textual."""
