@@ -86,7 +86,7 @@ def hold_in_update(engine, gate, steps):
     return found[0]
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("place", "visit", "look", "steps"),

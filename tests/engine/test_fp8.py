@@ -49,6 +49,7 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, ca
     assert_same_bits(asynchronous, dtype, case)
 
 
+@pytest.mark.long
 @pytest.mark.sample(5)
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -65,6 +66,7 @@ def assert_same_bits(asynchronous, dtype, case):
     assert runs.run(plan=PLANS[0], **options)[0] != results[0][0]
 
 
+@pytest.mark.long
 @pytest.mark.sample(5)
 @BOTH
 @pytest.mark.parametrize("plan", PLANS[:2], ids=["one-worker", "three-workers"])
@@ -117,6 +119,7 @@ def test_held_codes_are_read_in_the_slot_and_transposed_for_backward(kind):
         bound.prepare()
 
 
+@pytest.mark.long
 @UPDATES
 def test_learns_as_without(asynchronous):
     batches = plain.make_batches(4) * 10

@@ -80,8 +80,8 @@ BOTTOM = ["model.embed_tokens.weight", *LAYERS[:2], "*.mlp.*"]
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, patterns):
-    batches = plain.make_batches(5)
-    others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 2, 3, 4)]
+    batches = plain.make_batches(3)
+    others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 3)]
     others += [f"{plan} | N=2 M=4 MR=4" for plan in ("F0-2 FB3-4 B2-2 B1-1 B0-0", "FB0-4")]
     results = [
         runs.run(TIED, batches, plan, asynchronous=asynchronous, dtype=dtype, frozen=patterns, max_grad_norm=0.1)

@@ -84,7 +84,6 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous):
     for plan in (
         f"{PLAN} | N=1 M=4 MR=4",
         f"{PLAN} | N=3 M=4 MR=4",
-        "F0-3 FB4-4 B0-3 | N=2 M=4 MR=4",
         "FB0-4 | N=2 M=4 MR=4",
         "F0-0 F1-2 FB3-4 B2-2 B1-1 B0-0 | N=2 M=4 MR=4",
     ):

@@ -49,6 +49,7 @@ def saved_slowly(engine, store, folder, failure):
     return thread, snapshot
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "kind",
     [(False, torch.float32, False), (True, torch.float32, False), *((True, torch.bfloat16, x) for x in (False, True))],

@@ -49,7 +49,8 @@ def save(store, snapshot, folder, processes):
         save_state(folder, store.units, step=SAVED, meta=meta, processes=processes, **options)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.long
+@pytest.mark.sample(3)
 @BOTH
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "int8-moments", "lora", "frozen", "tied"])
 def test_resumed_in_another_number_of_processes(tmp_path, kind, asynchronous):

@@ -90,6 +90,7 @@ def alone(cfg, kind, train, *, asynchronous, **options):
         return train(store, PLAN, asynchronous=asynchronous, **options)
 
 
+@pytest.mark.long
 @pytest.mark.sample(11)
 @pytest.mark.parametrize("world", [2, 3, 4])
 @BOTH
