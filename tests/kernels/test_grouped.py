@@ -36,7 +36,7 @@ def stored(experts: int, inner: int, outer: int, dtype: torch.dtype, device: str
     return w.mT.contiguous().mT if transposed else w
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @cases
 @dtypes
 def test_product(counts, inner, outer, dtype, transposed, device) -> None:
@@ -54,7 +54,7 @@ def test_product(counts, inner, outer, dtype, transposed, device) -> None:
     assert torch.equal(grouped.add_bias_triton(plain, bias, at), expected)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @cases
 @dtypes
 def test_adding_a_product(counts, inner, outer, dtype, transposed, device) -> None:
@@ -69,7 +69,7 @@ def test_adding_a_product(counts, inner, outer, dtype, transposed, device) -> No
     no_worse(plain, exact.to(dtype), exact)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @cases
 @dtypes
 def test_gradients_add_up_in_float32_and_leave_empty_experts(counts, inner, outer, dtype, transposed, device) -> None:

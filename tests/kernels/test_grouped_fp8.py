@@ -60,7 +60,7 @@ def near(ours: Tensor, exact: Tensor) -> None:
     assert ((ours - exact).abs() <= last * exact.abs() + unit * exact.abs().max()).all()
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @counts_of_rows
 def test_codes_in_segments(counts, dtype, device) -> None:

@@ -120,7 +120,7 @@ def test_heads_in_float16_are_those_of_the_rotated_values(shape, norm, dtype, de
         assert torch.equal(qkv[:, :before].view(torch.int16), case.qkv[:, :before].view(torch.int16))
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(10)
 @dtypes
 @shapes
 @norms
@@ -141,7 +141,7 @@ def test_backward(shape, norm, dtype, device, monkeypatch) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @dtypes
 @pytest.mark.parametrize("shape", [(7, 3, 1, 32), (3, 20, 5, 256), (9, 6, 6, 10, 8)])
 @norms

@@ -62,6 +62,7 @@ def test_rows_in_fp8(tokens, size, longest, dtype, device, monkeypatch) -> None:
     same(swiglu.swiglu_rows_triton(gate_up).in_fp8(), fp8.quantize_rows(swiglu.swiglu_triton(gate_up, False, None)))
 
 
+@pytest.mark.sample(3)
 @in_fp8
 @pytest.mark.parametrize(("tokens", "size"), [(5, 3), (1, 1), (40, 200)])
 def test_backward_that_finds_maxima(tokens, size, dtype, device, monkeypatch) -> None:
@@ -100,6 +101,7 @@ def test_autograd_in_float64(interleaved, clamp) -> None:
     assert torch.autograd.gradcheck(lambda x: function(x, interleaved, clamp), gate_up.requires_grad_())
 
 
+@pytest.mark.sample(3)
 @dtypes
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_the_clamped_form_is_that_of_gpt_oss(interleaved, dtype, device) -> None:
