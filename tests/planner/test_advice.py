@@ -71,6 +71,16 @@ def test_a_large_model_on_a_small_host():
     assert plan_run(config, trained_shape(config, larger.machine(config)), larger.machine(config))[1].fits
 
 
+def test_a_larger_gpu_has_what_is_missing():
+    """Also for its CUDA context."""
+    config = config_of()
+    small = machine(config, host=24, vram=2)
+    found = advise(config, trained_shape(config, small), small, shape_of=trained_shape)
+    assert found.machines
+    for larger in found.machines:
+        assert larger.vram is not None and 2 * GIB + larger.more["GPU memory"] <= larger.vram
+
+
 def test_every_line_makes_a_random_config_fit():
     """Of a small model on machines that are smaller still."""
     random, counts = Random(0), Counter[str]()
