@@ -14,8 +14,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("sample") and hasattr(item, "callspec"):
-            tests[item.nodeid.partition("[")[0]].append(item)
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            marked = item.get_closest_marker("sample") and not item.get_closest_marker("grid")
+            if marked:
+                tests[item.nodeid.partition("[")[0]].append(item)
     for name, cases in tests.items():
         marker = cases[0].get_closest_marker("sample")
         assert marker is not None

@@ -1,15 +1,16 @@
 """Steps in progress that are dropped: the state is that after the last whole step, wherever the engine was."""
 
-import threading
-
-import pytest
-import torch
-
-from rptrain.checkpoint.state import Background, load_state, save_state
-from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
-
+from . import plain
+from . import runs
 from .. import run_tools as tools
-from . import plain, runs
+from rptrain.checkpoint.state import Background
+from rptrain.checkpoint.state import load_state
+from rptrain.checkpoint.state import save_state
+from rptrain.engine.optim.loss_scale import LossScale
+from rptrain.engine.optim.loss_scale import UNSCALED
+import pytest
+import threading
+import torch
 
 CFG = plain.config(tie_word_embeddings=True)
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
@@ -92,7 +93,7 @@ def hold_in_update(engine, gate, steps):
     return found[0]
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("place", "visit", "look", "steps"),

@@ -1,21 +1,23 @@
 """Blocks that multiply in FP8: the same bits on any number of workers and any plan, and learning."""
 
-import pytest
-import torch
-
+from . import plain
+from . import runs
+from .test_frozen import same_as_first
+from .test_lora import EXPERTS
+from .test_lora import MLPS
 from rptrain.engine.footprint import stage_prepared
 from rptrain.engine.transfer.copies import ParamLayout
 from rptrain.kernels.fp8 import FP8Weight
 from rptrain.models.families.registry import build
 from rptrain.models.transforms.fp8 import with_fp8
-from rptrain.models.transforms.lora import LoRA, with_lora
+from rptrain.models.transforms.lora import LoRA
+from rptrain.models.transforms.lora import with_lora
 from rptrain.models.transforms.quantize import with_base
 from rptrain.schedule.plan import Stage
-from tests.cases import BOTH, UPDATES
-
-from . import plain, runs
-from .test_frozen import same_as_first
-from .test_lora import EXPERTS, MLPS
+from tests.cases import BOTH
+from tests.cases import UPDATES
+import pytest
+import torch
 
 PLANS = (
     "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=1 M=4 MR=4",
@@ -49,6 +51,7 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, ca
     assert_same_bits(asynchronous, dtype, case)
 
 
+@pytest.mark.long
 @pytest.mark.sample(5)
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -65,6 +68,7 @@ def assert_same_bits(asynchronous, dtype, case):
     assert runs.run(plan=PLANS[0], **options)[0] != results[0][0]
 
 
+@pytest.mark.long
 @pytest.mark.sample(5)
 @BOTH
 @pytest.mark.parametrize("plan", PLANS[:2], ids=["one-worker", "three-workers"])
@@ -117,6 +121,7 @@ def test_held_codes_are_read_in_the_slot_and_transposed_for_backward(kind):
         bound.prepare()
 
 
+@pytest.mark.long
 @UPDATES
 def test_learns_as_without(asynchronous):
     batches = plain.make_batches(4) * 10

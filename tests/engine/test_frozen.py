@@ -1,24 +1,25 @@
 """Frozen parameters: exactly the plain loop that leaves them out, and nothing of them is kept, moved or written."""
 
-import math
-import time
+from . import plain
+from . import runs
+from .test_store import Runtime
 from fnmatch import fnmatchcase
 from functools import partial
-
-import pytest
-import torch
-
 from rptrain.engine import store as memory
-from rptrain.engine.meter import Meter, likeness
+from rptrain.engine.meter import Meter
+from rptrain.engine.meter import likeness
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.gradients import label
 from rptrain.engine.store import ModelStore
 from rptrain.models.families.registry import build
 from rptrain.models.transforms.freeze import freeze
-from tests.cases import BOTH, UPDATES, grid
-
-from . import plain, runs
-from .test_store import Runtime
+from tests.cases import BOTH
+from tests.cases import UPDATES
+from tests.cases import grid
+import math
+import pytest
+import time
+import torch
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 TIED = plain.config(tie_word_embeddings=True)
@@ -80,8 +81,8 @@ BOTTOM = ["model.embed_tokens.weight", *LAYERS[:2], "*.mlp.*"]
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, patterns):
-    batches = plain.make_batches(5)
-    others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 2, 3, 4)]
+    batches = plain.make_batches(3)
+    others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 3)]
     others += [f"{plan} | N=2 M=4 MR=4" for plan in ("F0-2 FB3-4 B2-2 B1-1 B0-0", "FB0-4")]
     results = [
         runs.run(TIED, batches, plan, asynchronous=asynchronous, dtype=dtype, frozen=patterns, max_grad_norm=0.1)

@@ -1,17 +1,18 @@
 """Adapters in the engine: exactly the plain loop's, the same bits with dropout on any workers, and a small store."""
 
+from . import plain
+from . import runs
+from .test_frozen import same_as_first
 from dataclasses import replace
-
-import pytest
-import torch
-
 from rptrain.engine.store import ModelStore
 from rptrain.models.families.registry import build
-from rptrain.models.transforms.lora import LoRA, with_lora
-from tests.cases import BOTH, UPDATES, grid
-
-from . import plain, runs
-from .test_frozen import same_as_first
+from rptrain.models.transforms.lora import LoRA
+from rptrain.models.transforms.lora import with_lora
+from tests.cases import BOTH
+from tests.cases import UPDATES
+from tests.cases import grid
+import pytest
+import torch
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 TIED = plain.config(tie_word_embeddings=True)
@@ -80,15 +81,16 @@ DROPPING = LoRA(r=3, lora_alpha=12, lora_dropout=0.3, modules_to_save=("norm",))
 @UPDATES
 @pytest.mark.parametrize("dtype", [grid(torch.float32), torch.bfloat16])
 def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchronous, dtype):
-    batches = plain.make_batches(5)
-    others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 2, 3)]
+    batches = plain.make_batches(3)
+    others = [f"{PLAN} | N={n} M=4 MR=4" for n in (1, 3)]
     others += [f"{plan} | N=2 M=4 MR=4" for plan in ("F0-2 FB3-4 B2-2 B1-1 B0-0", "FB0-4")]
     same_as_first(
         [runs.run(TIED, batches, plan, asynchronous=asynchronous, dtype=dtype, lora=DROPPING) for plan in others]
     )
 
 
-@pytest.mark.parametrize("dtype", [grid(torch.float32), torch.bfloat16])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("cfg", "parameters"),
     [(plain.QWEN3_MOE, EXPERTS), (plain.GPT_OSS, EXPERTS), (plain.GLM4_MOE, MLPS), (plain.MINIMAX_M2, EXPERTS)],

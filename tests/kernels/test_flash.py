@@ -1,15 +1,19 @@
 """The attention kernels against the reference: documents, windows, sinks, head sizes, strides, and equal bits."""
 
-import pytest
-import torch
-from torch import Tensor
-
 from rptrain.kernels import flash
-from rptrain.kernels.flash import Passes, Tiles, backward_triton, forward_triton
+from rptrain.kernels.flash import Passes
+from rptrain.kernels.flash import Tiles
+from rptrain.kernels.flash import backward_triton
+from rptrain.kernels.flash import forward_triton
 from rptrain.kernels.half import scaled_heads
 from rptrain.kernels.reference import dense as reference
-from rptrain.kernels.target import nvidia, read
-from tests.kernels.exact import close, random
+from rptrain.kernels.target import nvidia
+from rptrain.kernels.target import read
+from tests.kernels.exact import close
+from tests.kernels.exact import random
+from torch import Tensor
+import pytest
+import torch
 
 fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
 SMALL = Passes(*[Tiles(16, 16, 4, 1)] * 3)
@@ -94,6 +98,7 @@ def test_documents_and_windows(documents, window, passes, micro_batch, device) -
     check(tensors(documents, 2, 1, 16, fp32, device), micro_batch(documents, device), window, passes)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("size", [16, 24])
 @pytest.mark.parametrize(("documents", "window", "passes"), [LAYOUTS[0], LAYOUTS[4], LAYOUTS[6]])
 def test_through_descriptors(documents, window, passes, size, micro_batch, device) -> None:
@@ -101,6 +106,7 @@ def test_through_descriptors(documents, window, passes, size, micro_batch, devic
     check(given, micro_batch(documents, device), window, accelerated(passes, device))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("documents", "window"), [([[1]], None), ([[6, 14], [20]], None), ([[35]], 5)])
 def test_sinks(documents, window, micro_batch, device) -> None:
     given = tensors(documents, 3, 1, 8, fp32, device, sinks=True)
@@ -125,6 +131,7 @@ def test_head_sizes_with_the_tiles_of_the_table(size, dtype, micro_batch, device
     check(given, micro_batch(documents, device), None, None)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (8, 2)])
 def test_heads(heads, kv_heads, micro_batch, device) -> None:
     check(tensors([[18]], heads, kv_heads, 16, bf16, device), micro_batch([[18]], device), None, SMALL)

@@ -1,17 +1,17 @@
 """The loss and its gradients against autograd in float64; the softmax kernel against the reference."""
 
-import pytest
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
+from .autograd import LinearCrossEntropy
 from rptrain.kernels import linear_cross_entropy as lce
 from rptrain.kernels.batch import IGNORED
-from rptrain.kernels.reference.dense import cross_entropy_, wide
-from rptrain.kernels.target import Target, nvidia
+from rptrain.kernels.reference.dense import cross_entropy_
+from rptrain.kernels.reference.dense import wide
+from rptrain.kernels.target import Target
+from rptrain.kernels.target import nvidia
 from tests.kernels.exact import dtypes
-
-from .autograd import LinearCrossEntropy
+from torch import Tensor
+from torch.nn import functional as F
+import pytest
+import torch
 
 
 def small(vocab: int, itemsize: int, gradient: bool, target: Target) -> lce.Sizes:
@@ -97,6 +97,7 @@ def test_nothing_supervised(dtype, path) -> None:
     assert lce.linear_cross_entropy(h, w, labels) == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("dtype", "kernel"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, True)])
 def test_half_sums_are_as_exact(dtype, path, monkeypatch) -> None:
     """Beside float32 sums, and the same bits every time; float32 matrices have float32 sums in any case."""
@@ -183,6 +184,7 @@ def test_the_kernel_is_as_exact_as_the_reference(vocab, dtype, device) -> None:
     assert all(not x[1].any() for x in ours)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("vocab", [9000, 66000])  # kept whole, and not
 @dtypes
 def test_the_kernel_repeats_its_bits(dtype, vocab, device) -> None:
@@ -195,6 +197,7 @@ def test_the_kernel_repeats_its_bits(dtype, vocab, device) -> None:
     assert torch.equal(only_loss[2], logits)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("scale", [0.7, None])
 @dtypes
 def test_programs_take_rows_in_turn(dtype, scale, device, monkeypatch) -> None:
@@ -212,6 +215,7 @@ def test_programs_take_rows_in_turn(dtype, scale, device, monkeypatch) -> None:
         assert all(torch.equal(x[row : row + 1], y) for x, y in zip(together, alone, strict=True))
 
 
+@pytest.mark.sample(2)
 @dtypes
 def test_the_target_may_be_anywhere(dtype, device, monkeypatch) -> None:
     """In each tile of a row, whether it is kept or read again, at its ends and inside."""

@@ -1,16 +1,20 @@
 """SwiGLU's kernels against the reference, and the clamped form against transformers."""
 
-import pytest
-import torch
-
-from rptrain.kernels import fp8, swiglu
-from rptrain.kernels.fp8 import Operand, Rows
+from .autograd import SwiGLU
+from .test_fp8 import factors_of
+from .test_fp8 import same
+from rptrain.kernels import fp8
+from rptrain.kernels import swiglu
+from rptrain.kernels.fp8 import Operand
+from rptrain.kernels.fp8 import Rows
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.swiglu import Clamp
-from tests.kernels.exact import dtypes, exact, no_worse, random
-
-from .autograd import SwiGLU
-from .test_fp8 import factors_of, same
+from tests.kernels.exact import dtypes
+from tests.kernels.exact import exact
+from tests.kernels.exact import no_worse
+from tests.kernels.exact import random
+import pytest
+import torch
 
 sizes = pytest.mark.parametrize(("tokens", "size"), [(5, 3), (1, 1), (3, 1100), (2, 2048)])
 forms = pytest.mark.parametrize(
@@ -62,6 +66,7 @@ def test_rows_in_fp8(tokens, size, longest, dtype, device, monkeypatch) -> None:
     same(swiglu.swiglu_rows_triton(gate_up).in_fp8(), fp8.quantize_rows(swiglu.swiglu_triton(gate_up, False, None)))
 
 
+@pytest.mark.sample(3)
 @in_fp8
 @pytest.mark.parametrize(("tokens", "size"), [(5, 3), (1, 1), (40, 200)])
 def test_backward_that_finds_maxima(tokens, size, dtype, device, monkeypatch) -> None:
@@ -100,6 +105,7 @@ def test_autograd_in_float64(interleaved, clamp) -> None:
     assert torch.autograd.gradcheck(lambda x: function(x, interleaved, clamp), gate_up.requires_grad_())
 
 
+@pytest.mark.sample(3)
 @dtypes
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_the_clamped_form_is_that_of_gpt_oss(interleaved, dtype, device) -> None:

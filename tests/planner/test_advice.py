@@ -1,28 +1,32 @@
 """Advice for what does not fit: every line makes it fit when it is typed in."""
 
+from .. import run_tools as tools
+from benchmarks.advice import CONFIG
+from benchmarks.advice import checked
+from benchmarks.advice import draw
+from benchmarks.advice import typed
 from collections import Counter
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
-
-import pytest
-
-from benchmarks.advice import CONFIG, checked, draw, typed
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
 from rptrain.machine.flags import MachineFlags
-from rptrain.machine.hardware import Hardware, planned
-from rptrain.planner.advice import Advice, advise, values
-from rptrain.planner.changes import ORDER, with_changes
+from rptrain.machine.hardware import Hardware
+from rptrain.machine.hardware import planned
+from rptrain.planner.advice import Advice
+from rptrain.planner.advice import advise
+from rptrain.planner.advice import values
+from rptrain.planner.changes import ORDER
+from rptrain.planner.changes import with_changes
 from rptrain.planner.memory import plan_run
 from rptrain.planner.report import report
 from rptrain.preflight.model import trained_shape
 from rptrain.schedule.machine import CARDS
 from rptrain.utils.errors import UserError
-
-from .. import run_tools as tools
+from types import SimpleNamespace
+import pytest
 
 GIB = 1 << 30
 
@@ -71,10 +75,20 @@ def test_a_large_model_on_a_small_host():
     assert plan_run(config, trained_shape(config, larger.machine(config)), larger.machine(config))[1].fits
 
 
+def test_a_larger_gpu_has_what_is_missing():
+    """Also for its CUDA context."""
+    config = config_of()
+    small = machine(config, host=24, vram=2)
+    found = advise(config, trained_shape(config, small), small, shape_of=trained_shape)
+    assert found.machines
+    for larger in found.machines:
+        assert larger.vram is not None and 2 * GIB + larger.more["GPU memory"] <= larger.vram
+
+
 def test_every_line_makes_a_random_config_fit():
     """Of a small model on machines that are smaller still."""
     random, counts = Random(0), Counter[str]()
-    for _ in range(24):
+    for _ in range(16):
         given, flags, nodes = draw(random, ["tiny-tasks"], ["1700MiB", "2GiB", "3GiB"], ["2GiB", "1400MiB"])
         if "data.max_length=131072" in given:
             continue  # takes long

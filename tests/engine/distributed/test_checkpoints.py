@@ -1,17 +1,22 @@
 """Several processes save while they train, and any number of processes continues to the same bits."""
 
-import threading
+from .. import plain
+from .. import runs
+from .test_exactness import KINDS
+from .test_exactness import SIZES
+from .test_exactness import VOCAB
+from .test_exactness import alone
+from .test_exactness import several
 from concurrent.futures import ThreadPoolExecutor
-
-import pytest
-import torch
-
-from rptrain.checkpoint.processes import ALONE, Processes
-from rptrain.checkpoint.state import Background, load_state, save_state
+from rptrain.checkpoint.processes import ALONE
+from rptrain.checkpoint.processes import Processes
+from rptrain.checkpoint.state import Background
+from rptrain.checkpoint.state import load_state
+from rptrain.checkpoint.state import save_state
 from tests.cases import BOTH
-
-from .. import plain, runs
-from .test_exactness import KINDS, SIZES, VOCAB, alone, several
+import pytest
+import threading
+import torch
 
 STEPS, SAVED = 4, 2
 LOADING = threading.Lock()  # it changes the number of torch's threads in the process, which stands for several here
@@ -49,7 +54,8 @@ def save(store, snapshot, folder, processes):
         save_state(folder, store.units, step=SAVED, meta=meta, background=background, processes=processes)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.long
+@pytest.mark.sample(3)
 @BOTH
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "int8-moments", "lora", "frozen", "tied"])
 def test_resumed_in_another_number_of_processes(tmp_path, kind, asynchronous):

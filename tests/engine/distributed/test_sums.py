@@ -53,7 +53,7 @@ def test_values_are_rounded_on_their_way(monkeypatch):
         assert sent == {torch.bfloat16: 2 * sum(map(len, messages))}
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("world", [2, 3, 4])
 @BOTH
 @pytest.mark.parametrize("kind", ["tied", "lora", "untied", "bf16", "qwen3-moe", "embedding-saved"])
