@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.engine.engine import Engine, Optimizer
-from rptrain.engine.store import ModelStore
+from rptrain.engine.engine import Engine
+from rptrain.engine.memory.store import ModelStore
+from rptrain.engine.optimizer import Optimizer
 from rptrain.kernels.batch import IGNORED, Batch
 from rptrain.models import registry
 from rptrain.models.layers.balance import balanced

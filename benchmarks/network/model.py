@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.engine.distributed.share import Share
+from rptrain.engine.memory.share import Share
 from rptrain.engine.meter import Measured
 from rptrain.kernels.batch import Batch
 from rptrain.models.registry import build

@@ -17,8 +17,9 @@ import torch.distributed
 from benchmarks.network.model import WORLD, Sleeps, batch, planned, sleeping_model
 from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.peers import Peers, Shared
-from rptrain.engine.engine import Engine, Optimizer
-from rptrain.engine.store import ModelStore
+from rptrain.engine.engine import Engine
+from rptrain.engine.memory.store import ModelStore
+from rptrain.engine.optimizer import Optimizer
 
 dist: Any = torch.distributed
 

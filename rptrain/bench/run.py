@@ -18,10 +18,10 @@ from rptrain.config.schema import Eval, TrainSet
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import Pending
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
 from rptrain.engine.reproducible import Reproducible
-from rptrain.engine.store import ModelStore
 from rptrain.kernels.compiling import COMPILED
 from rptrain.models.adapters.lora import set_magnitudes
 from rptrain.models.weights import pretrained

@@ -19,7 +19,7 @@ from rptrain.data.render import LONGEST, NESTED, Template, exceeded, is_special,
 from rptrain.data.rows import SHORT, Encoded, EncodeSettings, Tokens, encode_rows, load, tokens_of_chat, tokens_of_text
 from rptrain.data.tokens import Document, ids_of, tokenized
 from rptrain.data.turns import Reasoning, Rendering
-from rptrain.engine.store import available_bytes
+from rptrain.engine.memory.arena import available_bytes
 from rptrain.utils import temporary
 from rptrain.utils.errors import UserError
 from rptrain.utils.heap import trim

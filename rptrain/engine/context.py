@@ -8,9 +8,9 @@ from rptrain.engine.board import Board
 from rptrain.engine.devices.base import Probe
 from rptrain.engine.errors import Aborted, EngineError
 from rptrain.engine.iteration import Iteration
+from rptrain.engine.memory.boundary import BoundaryBuffers
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.recorder import Recorder
-from rptrain.engine.store import ModelStore
-from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.kernels.toolchain_errors import explain
 from rptrain.schedule.lower import Boundaries
 from rptrain.schedule.plan import Plan

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -27,18 +26,18 @@ from rptrain.engine.iteration import (
     StepResult,
     make_iteration,
 )
+from rptrain.engine.memory.boundary import BoundaryBuffers
+from rptrain.engine.memory.page_locking import Locking, PageableRanges
+from rptrain.engine.memory.store import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured, Meter, Reading, measured_stages
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
-from rptrain.engine.optim.worker import OptimizerWorker
-from rptrain.engine.page_locking import Locking, PageableRanges
+from rptrain.engine.optimizer import Optimizer, OptimizerWorker
 from rptrain.engine.progress import StepProgress, work_of
 from rptrain.engine.recorder import Activity, Recorder
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.snapshot import Snapshot
-from rptrain.engine.store import ModelStore, accumulate_dtype
 from rptrain.engine.trace import Trace
-from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.engine.transfer.staging import Staging, StagingBuffers
 from rptrain.engine.worker import Worker
 from rptrain.kernels.batch import Batch
@@ -48,19 +47,6 @@ from rptrain.schedule.validate import validate
 
 FAILED = "has failed"
 ITERATIONS_AHEAD = 2  # iterations in progress at once: one that ends, one that begins
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """AdamW with decoupled weight decay. `asynchronous` is the paper's staleness-1 update."""
-
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 0.0  # 0: no clipping
-    asynchronous: bool = True
-    threads: int | None = None
-    seed: int = 0  # for the stochastic rounding of small moments
 
 
 class Engine:

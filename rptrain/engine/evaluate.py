@@ -9,8 +9,9 @@ from torch import Tensor
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import Device, Event
 from rptrain.engine.iteration import Evaluation, Iteration
-from rptrain.engine.transfer.copies import ParamLayout, staged
+from rptrain.engine.transfer.copies import staged
 from rptrain.engine.transfer.inputs import DocumentShape, Inputs
+from rptrain.engine.transfer.layouts import ParamLayout
 from rptrain.engine.transfer.ring import Ring
 from rptrain.engine.transfer.staging import Staging
 from rptrain.models.spec import Params

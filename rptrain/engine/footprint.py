@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import torch
 
-from rptrain.engine.store import accumulate_dtype
+from rptrain.engine.memory.store import accumulate_dtype
 from rptrain.engine.transfer.inputs import index_bytes
+from rptrain.engine.transfer.layouts import stage_units
+from rptrain.engine.transfer.two_ended import ALIGNMENT
 from rptrain.models.spec import ModelShape, Unit
 from rptrain.schedule.lower import CHUNK_BYTES, RING, outputs
 from rptrain.schedule.plan import Stage
 
 ROTATION = 16  # bytes per token and frequency of rotary positions: angle, cosine, sine and one of these scaled
-
-ALIGNMENT = 512  # bytes; a stage's parameters and gradient accumulators take a multiple of it
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,6 @@ class Footprint:
     @property
     def total(self) -> int:
         return self.params + self.prepared + self.sums + self.rounded + self.rings + self.indices + self.work
-
-
-def stage_units(spec: ModelShape, stage: Stage) -> tuple[int, ...]:
-    """The stage's parameter units, in order."""
-    return tuple(unit for layer in spec.stack[stage.start : stage.stop] for unit in layer.units)
 
 
 def stage_bytes(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.devices.base import Event
-from rptrain.engine.page_locking import page_locked
+from rptrain.engine.memory.page_locking import page_locked
 from rptrain.kernels.batch import Batch
 
 

@@ -18,11 +18,12 @@ from rptrain.engine.devices.base import Device, Event
 from rptrain.engine.evaluate import Evaluator
 from rptrain.engine.footprint import Footprint
 from rptrain.engine.iteration import Evaluation, Iteration
+from rptrain.engine.memory.store import accumulate_dtype
 from rptrain.engine.stage_pass import StagePass
-from rptrain.engine.store import accumulate_dtype
 from rptrain.engine.trace import Arrival
-from rptrain.engine.transfer.copies import Bound, Download, GradLayout, ParamLayout, Upload
+from rptrain.engine.transfer.copies import Download, Upload
 from rptrain.engine.transfer.inputs import DocumentShape, Inputs
+from rptrain.engine.transfer.layouts import Bound, GradLayout, ParamLayout
 from rptrain.engine.transfer.ring import Ring
 from rptrain.engine.transfer.staging import Staging
 from rptrain.engine.transfer.two_ended import TwoEnded

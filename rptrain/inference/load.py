@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from rptrain.data.loader import load_tokenizer
-from rptrain.engine.store import available_bytes
+from rptrain.engine.memory.arena import available_bytes
 from rptrain.inference.chat import Chat, Speaker
 from rptrain.inference.model import find_base, find_model
 from rptrain.inference.placement import FREE, Room, Sizes, choose, speeds

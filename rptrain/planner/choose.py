@@ -12,10 +12,8 @@ from rptrain.config.schema import Config
 from rptrain.engine.distributed.exchange import GradientExchange
 from rptrain.engine.distributed.peers import ReduceDtype
 from rptrain.engine.distributed.rows import SharedRowGradients
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import SumChannel
 from rptrain.engine.distributed.traffic import Traffic
-from rptrain.engine.embedding import RowGradients
 from rptrain.engine.footprint import (
     Footprint,
     Shapes,
@@ -26,11 +24,13 @@ from rptrain.engine.footprint import (
     rounded_bytes,
     shared_bytes,
 )
+from rptrain.engine.memory.boundary import BoundaryBuffers
+from rptrain.engine.memory.moments import Moments
+from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.store import ModelStore, accumulate_dtype
 from rptrain.engine.meter import Measured
-from rptrain.engine.optim.moments import Moments
+from rptrain.engine.optim.row_gradients import RowGradients
 from rptrain.engine.optim.traffic import fraction_of_codes, thread_rate, update_bytes
-from rptrain.engine.store import ModelStore, accumulate_dtype
-from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.kernels import launch
 from rptrain.models.spec import LayerShape, ModelShape, Unit
 from rptrain.schedule.costs import LayerCost, Work

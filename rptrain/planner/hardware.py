@@ -12,10 +12,10 @@ import torch
 
 from rptrain.config.schema import Config, Engine
 from rptrain.engine.distributed.launch import Launch
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.failures import gpu_failure
+from rptrain.engine.memory.arena import available_bytes
+from rptrain.engine.memory.share import Share
 from rptrain.engine.optim.adam import default_threads
-from rptrain.engine.store import available_bytes
 from rptrain.planner.gpus import resolve, unusable
 from rptrain.planner.rates import measured_links, measured_rates
 from rptrain.schedule.machine import CPU, GB, GIB, Card, Machine, Rates, card_named

@@ -17,9 +17,10 @@ from rptrain.data.template import parts_bytes
 from rptrain.engine.engine import ITERATIONS_AHEAD
 from rptrain.engine.footprint import Footprint, Shapes, StageMemories, stage_memory
 from rptrain.engine.iteration import iteration_bytes
+from rptrain.engine.memory.arena import aligned
+from rptrain.engine.memory.moments import bytes_each
+from rptrain.engine.memory.store import REST, accumulate_dtype, frozen_bytes
 from rptrain.engine.meter import Measured
-from rptrain.engine.optim.moments import bytes_each
-from rptrain.engine.store import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.transfer.staging import staging_bytes
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units

@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from rptrain.engine.store import available_bytes
+from rptrain.engine.memory.arena import available_bytes
 from rptrain.inference.placement import Room
 from rptrain.planner.gpus import unusable
 from rptrain.planner.hardware import machine

@@ -6,7 +6,7 @@ from rptrain.checkpoint.atomic_dir import Damaged, set_aside
 from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.checkpoint.run_states import checkpoints_by_loss
 from rptrain.checkpoint.state import load_state
-from rptrain.engine.store import UnitState
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.runs.events import BestLoaded, CheckpointDamaged, Event
 from rptrain.runs.run_dir import RunDir
 

@@ -22,7 +22,7 @@ from rptrain.data.loader import RANDOM, Batches
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import load_template
 from rptrain.data.tokens import Stream
-from rptrain.engine.distributed.share import Share
+from rptrain.engine.memory.share import Share
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
 from rptrain.kernels.toolchain import try_out

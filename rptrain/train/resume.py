@@ -16,7 +16,7 @@ from rptrain.checkpoint.state import load_state, read_state
 from rptrain.data import earlier
 from rptrain.data.notes import rules
 from rptrain.data.sequences import Sequences
-from rptrain.engine.store import UnitState
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.models import registry
 from rptrain.planner.refusals import check_resumable
 from rptrain.runs.event_log import EventLog

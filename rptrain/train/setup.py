@@ -6,10 +6,11 @@ import torch
 
 from rptrain.checkpoint import adapter, checked, frozen
 from rptrain.engine.distributed.peers import Shared
-from rptrain.engine.engine import Engine, Optimizer
+from rptrain.engine.engine import Engine
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
-from rptrain.engine.store import ModelStore
+from rptrain.engine.optimizer import Optimizer
 from rptrain.models.weights.digests import TensorDigests
 from rptrain.models.weights.file_backed import FileBackedWeights
 from rptrain.train.job import Job

@@ -14,8 +14,8 @@ import torch
 
 from rptrain.engine.engine import Engine
 from rptrain.engine.failures import gpu_failure
+from rptrain.engine.memory.arena import available_bytes
 from rptrain.engine.recorder import Activity, LaneState
-from rptrain.engine.store import available_bytes
 from rptrain.engine.trace import Span
 from rptrain.runs.events import Event, MemoryLow, Slots, SlotTime, TelemetryFailed
 from rptrain.runs.lanes import FILE, OLD_FILE, LaneRecord, OptimizerState, Phase, Snapshot, StepNumbers, Work

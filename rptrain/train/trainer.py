@@ -14,8 +14,8 @@ from rptrain.checkpoint.base_files import BASE
 from rptrain.checkpoint.export import export_store
 from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.engine import Engine
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.meter import Meter
-from rptrain.engine.store import ModelStore
 from rptrain.inference.evaluate import ask_questions
 from rptrain.kernels.compiling import COMPILED
 from rptrain.models.weights import pretrained

@@ -6,8 +6,9 @@ import torch
 from benchmarks.network import model, namespaces
 from benchmarks.network.model import WORLD, Sleeps, batch, planned, sleeping_model
 from rptrain.engine.distributed.peers import Shared
-from rptrain.engine.engine import Engine, Optimizer
-from rptrain.engine.store import ModelStore
+from rptrain.engine.engine import Engine
+from rptrain.engine.memory.store import ModelStore
+from rptrain.engine.optimizer import Optimizer
 from rptrain.schedule.machine import GOODPUT
 from tests.engine.distributed.test_exactness import together
 

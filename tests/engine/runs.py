@@ -4,9 +4,10 @@ from functools import partial
 
 import torch
 
-from rptrain.engine.engine import Engine, Optimizer
+from rptrain.engine.engine import Engine
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.optim.loss_scale import UNSCALED
-from rptrain.engine.store import ModelStore
+from rptrain.engine.optimizer import Optimizer
 from rptrain.kernels.quant import Quantized
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import with_lora

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rptrain.engine.footprint import stage_prepared
-from rptrain.engine.transfer.copies import ParamLayout
+from rptrain.engine.transfer.layouts import ParamLayout
 from rptrain.kernels.fp8 import FP8Weight
 from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.fp8 import with_fp8

@@ -8,17 +8,17 @@ from functools import partial
 import pytest
 import torch
 
-from rptrain.engine import store as memory
+from rptrain.engine.memory import arena
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.meter import Meter, likeness
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.gradients import label
-from rptrain.engine.store import ModelStore
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.registry import build
 from tests.cases import UPDATES, long
 
 from . import plain, runs
-from .test_store import Runtime
+from .memory.test_store import Runtime
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 TIED = plain.config(tie_word_embeddings=True)
@@ -198,7 +198,7 @@ def test_a_frozen_parameter_takes_its_own_bytes_and_no_more(asynchronous):
 def test_frozen_units_are_locked_too(monkeypatch):
     """Those of their buffers that there are: a range of no bytes cannot be."""
     runtime = Runtime()
-    monkeypatch.setattr(memory, "_cudart", lambda: runtime)
+    monkeypatch.setattr(arena, "_cudart", lambda: runtime)
     with runs.make_store(plain.CONFIG, torch.bfloat16, asynchronous=True, frozen=MIXED, lock=True) as store:
         assert not store.locking.missing
         assert runtime.registered.keys() >= {flat.data_ptr() for state in store.units for flat in state.params}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory.store import ModelStore
 from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.registry import build
 from tests.cases import UPDATES, long

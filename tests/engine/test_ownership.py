@@ -10,9 +10,9 @@ import torch
 from rptrain.engine import engine as module
 from rptrain.engine.devices.cpu import CpuDevice
 from rptrain.engine.errors import EngineError
+from rptrain.engine.memory import boundary
+from rptrain.engine.memory.arena import Arena
 from rptrain.engine.meter import Meter
-from rptrain.engine.store import Arena
-from rptrain.engine.transfer import boundary
 
 from . import plain, runs
 

@@ -22,7 +22,7 @@ import rptrain.train.trainer
 from rptrain import cli
 from rptrain.data.loader import Batches
 from rptrain.engine.engine import Engine
-from rptrain.engine.optim.worker import OptimizerWorker
+from rptrain.engine.optimizer import OptimizerWorker
 from rptrain.planner import memory
 from rptrain.runs import event_log, events
 from rptrain.train import telemetry, validation

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.kernels.attention import micro_batch
+from rptrain.engine.memory.store import accumulate_dtype
 from rptrain.engine.reproducible import Reproducible
-from rptrain.engine.store import accumulate_dtype
 from rptrain.models import registry
 from rptrain.models.fp8 import with_fp8
 from rptrain.models.half import with_half_sums

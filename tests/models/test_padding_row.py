@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory.store import ModelStore
 from rptrain.kernels.batch import Batch
 from rptrain.models import registry
 from rptrain.models.weights import pretrained

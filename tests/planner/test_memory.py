@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.resolve import resolve
 from rptrain.data.template import parts_bytes
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import BLOCK
 from rptrain.engine.footprint import footprint
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.store import ModelStore
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze
 from rptrain.models.adapters.lora import LoRA, with_lora
@@ -161,7 +161,7 @@ import json, os, sys
 from pathlib import Path
 import torch
 from rptrain.checkpoint.state import load_state, save_state
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory.store import ModelStore
 from rptrain.models import registry
 from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
 from rptrain.models.weights import pretrained

@@ -12,8 +12,8 @@ import pytest
 import rptrain.train.setup
 from rptrain.config.resolve import resolve
 from rptrain.engine.engine import Engine
+from rptrain.engine.memory.page_locking import Locking
 from rptrain.engine.meter import Measured, Meter
-from rptrain.engine.page_locking import Locking
 from rptrain.planner import memory
 from rptrain.planner.memory import plan_run
 from rptrain.planner.timings import FILE

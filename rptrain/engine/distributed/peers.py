@@ -22,8 +22,8 @@ from rptrain.engine.distributed.address import SETTING
 from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.meeting import host_store, meet, open_store, place
 from rptrain.engine.distributed.rendezvous import CONNECTING, bounded, connected, dist, leave, value, within
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.failures import gpu_failure
+from rptrain.engine.memory.share import Share
 from rptrain.utils.errors import TrainingError, UserError, describe
 
 ReduceDtype = Literal["float32", "bfloat16"]  # "float32": sums are sent as they are

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from rptrain.engine.distributed import exchange
 from rptrain.engine.distributed.peers import Message
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import SumChannel
-from rptrain.engine.embedding import RowGradients
+from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.store import accumulate_dtype
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.engine.optim.embedding_grads import row_stride
-from rptrain.engine.store import UnitState, accumulate_dtype
+from rptrain.engine.optim.row_gradients import RowGradients
 from rptrain.engine.tree import additions, joins, subtrees
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.utils.native import finish

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rptrain.engine.context import Context
 from rptrain.engine.distributed.peers import Channel
-from rptrain.engine.distributed.share import Share
+from rptrain.engine.memory.share import Share
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.gradients import label
 from rptrain.utils.native import finish

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.context import Context
-from rptrain.engine.embedding import RowGradients
 from rptrain.engine.iteration import Iteration
 from rptrain.engine.optim.adam import CpuAdam
+from rptrain.engine.optim.row_gradients import RowGradients
 from rptrain.models.spec import ModelShape
 from rptrain.schedule.lower import Access
 

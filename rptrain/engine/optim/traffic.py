@@ -5,8 +5,8 @@ from math import inf
 
 import torch
 
-from rptrain.engine.optim.moments import Moments, bytes_each
-from rptrain.engine.store import REST, accumulate_dtype
+from rptrain.engine.memory.moments import Moments, bytes_each
+from rptrain.engine.memory.store import REST, accumulate_dtype
 from rptrain.models.spec import Unit
 
 

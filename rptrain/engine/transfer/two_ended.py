@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from rptrain.engine.footprint import ALIGNMENT
+ALIGNMENT = 512  # bytes; a stage's parameters and gradient accumulators take a multiple of it
 
 
 class TwoEnded:

@@ -11,7 +11,7 @@ import torch.distributed
 from rptrain.engine.distributed import exchange
 from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.peers import Peers, Shared
-from rptrain.engine.optim.adam import CHUNK
+from rptrain.engine.memory.moments import CHUNK
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.models.adapters.lora import LoRA
 from rptrain.schedule.plan import Plan

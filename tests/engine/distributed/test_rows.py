@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rptrain.engine.distributed.rows import SharedRowGradients
-from rptrain.engine.distributed.share import Share
+from rptrain.engine.memory.share import Share
 
 from .. import plain, runs
 

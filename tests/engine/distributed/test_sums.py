@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from rptrain.engine import optimizer as worker
 from rptrain.engine.distributed import exchange, sums
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import SumChannel
-from rptrain.engine.embedding import RowGradients
-from rptrain.engine.optim import worker
-from rptrain.engine.optim.adam import CHUNK
+from rptrain.engine.memory.moments import CHUNK
+from rptrain.engine.memory.share import Share
 from rptrain.engine.optim.gradients import Gradients, arrival_order
 from rptrain.engine.optim.loss_scale import LossScale
+from rptrain.engine.optim.row_gradients import RowGradients
 from rptrain.engine.tree import subtrees
 from tests.cases import UPDATES, long
 

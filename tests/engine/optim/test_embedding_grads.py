@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rptrain.engine import embedding
-from rptrain.engine.embedding import RowGradients
-from rptrain.engine.optim import embedding_grads
+from rptrain.engine.memory.arena import Arena
+from rptrain.engine.memory.store import accumulate_dtype
+from rptrain.engine.optim import embedding_grads, row_gradients
 from rptrain.engine.optim.embedding_grads import LINE, ROWS, CpuRows, columns_each, row_stride
-from rptrain.engine.store import Arena, accumulate_dtype
+from rptrain.engine.optim.row_gradients import RowGradients
 from tests.cases import long
 
 from .. import plain, runs
@@ -331,7 +331,7 @@ def test_the_buffer_is_given_back_with_the_engines_threads(monkeypatch):
             super().__init__(nbytes)
             maps.append(weakref.ref(self._map))
 
-    monkeypatch.setattr(embedding, "Arena", Watched)
+    monkeypatch.setattr(row_gradients, "Arena", Watched)
     batch = plain.make_batches(1)[0]
     with runs.make_store(plain.config(), torch.float32, asynchronous=False) as store:
         engine = runs.engine_of(store, "FB0-4 | N=1 M=4 MR=4", tokens=32, asynchronous=False)

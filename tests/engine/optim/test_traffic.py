@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.optim.traffic import update_bytes
-from rptrain.engine.store import ModelStore
 from rptrain.models import registry
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

@@ -10,7 +10,7 @@ import torch
 
 from rptrain.engine import evaluate
 from rptrain.engine.errors import EngineError
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.transfer import copies, staging
 from rptrain.kernels.quant import Quantized
 from rptrain.models.adapters.lora import LoRA, without_adapters

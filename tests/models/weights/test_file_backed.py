@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain.engine.store import ModelStore, aligned
+from rptrain.engine.memory.arena import aligned
+from rptrain.engine.memory.store import ModelStore
 from rptrain.kernels.quant import Quantized
 from rptrain.models import registry
 from rptrain.models.adapters.freeze import freeze

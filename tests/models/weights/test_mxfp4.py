@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory.store import ModelStore
 from rptrain.kernels.quant import MXFP4, dequantize, quantize
 from rptrain.models import registry
 from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters

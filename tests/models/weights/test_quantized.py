@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory.store import ModelStore
 from rptrain.kernels.quant import FORMATS, MXFP4, Quantized, format_of, fp8_format, quantize
 from rptrain.models import registry
 from rptrain.models.adapters.lora import LoRA, set_magnitudes, with_lora, without_adapters

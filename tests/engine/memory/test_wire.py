@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from rptrain.checkpoint.state import load_state, save_state
-from rptrain.engine import wire
 from rptrain.engine.footprint import Shapes, footprint
+from rptrain.engine.memory import wire
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.engine.optim.adam import CpuAdam
-from rptrain.engine.store import ModelStore
 from rptrain.models.adapters.lora import LoRA
 from rptrain.models.fp8 import with_fp8
 from rptrain.models.registry import build
@@ -21,8 +21,8 @@ from rptrain.utils import native
 from rptrain.utils.errors import UserError
 from tests.cases import UPDATES, long
 
-from . import plain, runs
-from .test_frozen import same_as_first
+from .. import plain, runs
+from ..test_frozen import same_as_first
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
 CASES = {

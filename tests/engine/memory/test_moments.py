@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from rptrain.engine.optim import adam, moments
-from rptrain.engine.optim.adam import CHUNK, join, split
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory import moments
+from rptrain.engine.memory.moments import CHUNK
+from rptrain.engine.memory.store import ModelStore
+from rptrain.engine.optim import adam
+from rptrain.engine.optim.adam import join, split
 from rptrain.models import registry
 from tests.cases import UPDATES, long
 
 from .. import plain, runs
-from .updates import (
+from ..optim.updates import (
     BETAS,
     EPS,
     PATHS,

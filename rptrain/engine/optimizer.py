@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 from rptrain.engine.context import Context
@@ -29,15 +30,28 @@ from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.distributed.weights import WeightExchange, join_all
 from rptrain.engine.errors import Aborted
 from rptrain.engine.iteration import Evaluation, Iteration, StepRequest, StepResult
-from rptrain.engine.optim import moments
+from rptrain.engine.memory import moments
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.engine.optim.adam import CpuAdam, UpdateArgs
 from rptrain.engine.optim.gradients import Gradients, arrival_order, label
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.engine.snapshot import Snapshot
-from rptrain.engine.store import UnitState
 from rptrain.models.spec import Unit
 from rptrain.utils.liveness import progressed
 from rptrain.utils.native import ended
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW with decoupled weight decay. `asynchronous` is the paper's staleness-1 update."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 0.0  # 0: no clipping
+    asynchronous: bool = True
+    threads: int | None = None
+    seed: int = 0  # for the stochastic rounding of small moments
 
 
 class OptimizerWorker:

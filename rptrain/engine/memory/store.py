@@ -1,237 +1,29 @@
-"""Host memory: the flat parameter, gradient and optimizer buffers of every unit, and the arena that holds them."""
+"""Host memory: the flat parameter, gradient and optimizer buffers of every unit."""
 
-import mmap
-import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from math import inf
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
-from rptrain.engine import wire
-from rptrain.engine.distributed.share import Share
-from rptrain.engine.optim.moments import Moments, layout
-from rptrain.engine.page_locking import Locking
+from rptrain.engine.memory.arena import Arena, aligned
+from rptrain.engine.memory.moments import Moments, layout
+from rptrain.engine.memory.page_locking import Locking
+from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.kernels.quant import Quantized
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
 from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
 from rptrain.models.weights.quantized import readable
-from rptrain.utils import control_groups, numa
 from rptrain.utils.parallel import in_parallel
-from rptrain.utils.phases import Phase, phase
+from rptrain.utils.phases import phase
 
-ALIGNMENT = mmap.PAGESIZE  # bytes: every tensor of an arena is page-locked separately
-PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
-RESERVE = 8  # after a refusal, one in this many locked bytes is unlocked: batches and the driver itself lock some too
 WHOLE = ("params", "grad")  # buffers with all elements of a unit, also if several processes train the model
 COPIED = 1 << 22  # elements copied at a time, so that all threads have work
 REST = {  # buffers that complete float32 master weights, by the parameters' dtype
     torch.bfloat16: {"remainder": torch.int16},
     torch.float16: {"masters": torch.float32},
 }
-
-
-def aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-class Arena:
-    """Host memory of an exact size, cut into tensors; interleaved over NUMA nodes, and page-locked for CUDA.
-
-    The memory is mapped and then registered, because torch's pinned allocator rounds sizes up to powers of two. Each
-    tensor is registered separately: a copy must not cross from one registration into another. Context manager.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self._size = max(aligned(nbytes), ALIGNMENT)
-        self._map: mmap.mmap | None = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        for advice in (mmap.MADV_HUGEPAGE, mmap.MADV_DONTFORK):  # the first: first touch and registration are faster
-            with suppress(OSError):  # kernels without transparent huge pages refuse it
-                self._map.madvise(advice)
-        self._base = torch.frombuffer(self._map, dtype=torch.uint8)
-        numa.topology().interleave(self._base.data_ptr(), self._size)  # every GPU and AdamW use all weights
-        self._used = 0
-        self._pieces: list[tuple[Tensor, bool]] = []  # bytes in use, in whole pages, and whether GPUs copy them
-        self._registered: dict[int, int] = {}  # bytes by address, in the order in which they were locked
-        # Memory that is unmapped while registered poisons later registrations of its addresses.
-        self._unregister = weakref.finalize(self, _unregister, self._registered)
-
-    def take(self, numel: int, dtype: torch.dtype, *, copied: bool = True) -> Tensor:
-        """Returns the next `numel` elements, zero-filled, on pages of their own. `copied`: whether GPUs copy them."""
-        nbytes = numel * dtype.itemsize
-        assert self._used + nbytes <= self._size, (self._used, nbytes, self._size)
-        piece = self._base[self._used : self._used + aligned(nbytes)]
-        if nbytes:  # CUDA registers no empty memory
-            self._pieces.append((piece, copied))
-        self._used += aligned(nbytes)
-        return piece[:nbytes].view(dtype)
-
-    def lock(self) -> None:
-        """Page-locks all tensors taken so far, before anything is written to them: first those that GPUs copy.
-
-        If the system refuses some of these, the others stay locked, less a RESERVE. If it refuses one that only the CPU
-        uses, all of that kind stay pageable, which leaves the room to others.
-        """
-        with phase("page-locking host memory", sum(len(piece) for piece, _ in self._pieces)) as locking:
-            if not self._register([piece for piece, copied in self._pieces if copied], locking):
-                self.unlock(self._locked // RESERVE)
-                return
-            before = self._locked
-            if not self._register([piece for piece, copied in self._pieces if not copied], locking):
-                self.unlock(self._locked - before)
-
-    def unlock(self, nbytes: int) -> int:
-        """Unlocks tensors, the last locked first, until these are `nbytes` or all. Returns how many bytes they are."""
-        return _unregister(self._registered, nbytes)
-
-    @property
-    def locking(self) -> Locking:
-        """What is page-locked of the tensors that GPUs copy."""
-        copied = [range(piece.data_ptr(), piece.data_ptr() + len(piece)) for piece, copied in self._pieces if copied]
-        return Locking(sum(map(len, copied)), tuple(one for one in copied if one.start not in self._registered))
-
-    @property
-    def _locked(self) -> int:
-        return sum(self._registered.values())
-
-    def _register(self, pieces: list[Tensor], locking: Phase) -> bool:
-        """Registers tensors that are not yet. Returns whether all are.
-
-        After a refusal, only smaller ones are tried. A refusal leaves an error in CUDA's runtime that the next kernel
-        launch of the same thread would report as its own; the threads of `in_parallel` end before that.
-        """
-        cudart, refused = _cudart(), self._size + 1  # bytes of the smallest that was refused
-
-        def register(piece: Tensor) -> None:
-            nonlocal refused
-            address, nbytes = piece.data_ptr(), len(piece)
-            if nbytes >= refused or address in self._registered:
-                return
-            # A thread clears pages at a few GB/s, by a write to each as within the call that registers them. Behind the
-            # writes that call is short; others write meanwhile.
-            piece[::ALIGNMENT].zero_()
-            if int(cudart.cudaHostRegister(address, nbytes, PORTABLE)) == 0:
-                self._registered[address] = nbytes
-            else:
-                refused = min(refused, nbytes)
-
-        in_parallel(register, sorted(pieces, key=len, reverse=True), done=lambda piece: locking.add(len(piece)))
-        return refused > self._size
-
-    def close(self) -> None:
-        """Unlocks the memory. It is unmapped when its last tensor is deleted, and never before it is unlocked."""
-        with phase("unlocking host memory", unit=""):
-            self._unregister()
-        self._pieces.clear()
-        self._base, self._map = self._base.new_empty(0), None
-
-    def __enter__(self) -> "Arena":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()
-
-
-def _unregister(registered: dict[int, int], nbytes: float = inf) -> int:
-    done = 0
-    while registered and done < nbytes:
-        address, size = registered.popitem()
-        _cudart().cudaHostUnregister(address)
-        done += size
-    return done
-
-
-@dataclass
-class UnitState:
-    """The flat buffers of a unit, each of `unit.numel` elements, except scales of blocks in `moments`.
-
-    If several processes train the model, this one updates the elements in `own`. Moments, remainder and masters are of
-    these only.
-
-    A frozen unit has only parameters, in one generation, and no `grads`. There is a gradient for each group of replicas
-    that computes one; `grad`, the first, becomes their sum. The parameters of a quantized unit are bytes, as
-    `unit.held` describes; `views` has the parameters that are not in `quantized`. A `file_backed` unit stays in its
-    files, and its `params` is empty.
-
-    There are two generations in async (one is read by the devices while the optimizer writes the other) and one in
-    sync. `current` is the index of W_T, `before` the index of W_{T-1}; they are equal after a skipped step. Generations
-    are those of `params`, except in a unit that is `wired` (models/spec.py): devices read its `wire`, whose generations
-    they are then, and `params` has W_T alone, updated in place. W_{T-1} is left in the wire format only.
-
-    A bfloat16 parameter and `remainder` hold a float32 master weight exactly: its bits, plus 0x8000, shifted right by
-    16, are the parameter; its low 16 bits are the remainder. A float16 parameter is the rounded copy of a float32
-    master weight in `masters`. For float32 and float64 the parameter is the master, and both are None.
-    """
-
-    unit: Unit
-    params: list[Tensor]
-    grads: list[Tensor]
-    moments: dict[str, Tensor]  # exp_avg, exp_avg_sq and their scales; see moments.layout
-    remainder: Tensor | None
-    current: int = 0
-    masters: Tensor | None = None
-    before: int = field(init=False)
-    views: list[dict[str, Tensor]] = field(default_factory=list)  # parameters by name, for each generation
-    quantized: dict[str, Quantized] = field(default_factory=dict)
-    file_backed: FileBackedUnit | None = None
-    wire: list[Tensor] = field(default_factory=list)  # in bytes; see engine/wire.py
-    own: slice = None  # type: ignore[assignment]  # all elements
-
-    def __post_init__(self) -> None:
-        if self.own is None:
-            self.own = slice(0, self.unit.numel)
-        self.views = self.views or [self.unit.views(flat) for flat in self.params]
-        self.before = self.spare if self.params else self.current  # W_{-1}, equal to W_0
-
-    @property
-    def grad(self) -> Tensor:
-        """The gradient that the optimizer reads."""
-        return self.grads[0]
-
-    @property
-    def spare(self) -> int:
-        """The generation that the next step writes; no device reads it by then."""
-        return (self.current + 1) % self.generations
-
-    @property
-    def generations(self) -> int:
-        return len(self.wire or self.params)
-
-    @property
-    def newest(self) -> int:
-        """The place of W_T in `params`."""
-        return 0 if self.wire else self.current
-
-    @property
-    def written(self) -> int:
-        """The place in `params` of what the next step writes: `newest` if the unit is updated in place."""
-        return 0 if self.wire else self.spare
-
-    def uploaded(self, generation: int) -> Tensor:
-        """The bytes of a generation that devices read."""
-        return self.wire[generation] if self.wire else self.params[generation].view(torch.uint8)
-
-    def wire_writes(self, generation: int) -> Sequence[Callable[[], object]]:
-        """Calls that together write the weights in `params` to a generation of the wire; none without a wire."""
-        return wire.writes(self.unit, self.params[0], self.wire[generation]) if self.wire else ()
-
-    def own_part(self, flat: Tensor, part: slice) -> Tensor:
-        """A range of elements from a buffer that has `own`, or a value for each block of these."""
-        shared = (self.own.stop - self.own.start) // len(flat)
-        return flat[(part.start - self.own.start) // shared : (part.stop - self.own.start) // shared]
-
-    def flip(self) -> None:
-        """Makes the spare generation, which was written, W_T."""
-        self.before, self.current = self.current, self.spare
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -459,8 +251,3 @@ def frozen_bytes(spec: ModelShape, dtype: torch.dtype, *, file_backed: bool = Fa
     """Bytes of the frozen units, without the file-backed ones if `file_backed`."""
     held = {*spec.frozen} - ({*file_backed_units(spec)} if file_backed else set())
     return sum(aligned(spec.units[index].nbytes(dtype.itemsize)) for index in held)
-
-
-def available_bytes() -> int:
-    """Host memory that this process may still allocate: free memory, or the least that a control group has left."""
-    return min([psutil.virtual_memory().available, *control_groups.memory_left()])

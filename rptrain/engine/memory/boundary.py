@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.board import Board
-from rptrain.engine.page_locking import Locking
-from rptrain.engine.store import Arena, aligned
+from rptrain.engine.memory.arena import Arena, aligned
+from rptrain.engine.memory.page_locking import Locking
 from rptrain.schedule.lower import Access, Boundaries
 from rptrain.schedule.plan import Plan
 

@@ -9,14 +9,16 @@ import weakref
 import pytest
 import torch
 
-from rptrain.engine import store as memory
-from rptrain.engine.distributed.share import Share
-from rptrain.engine.page_locking import Locking, PageableRanges
-from rptrain.engine.store import ALIGNMENT, Arena, ModelStore, aligned
+from rptrain.engine.memory import arena
+from rptrain.engine.memory import store as memory
+from rptrain.engine.memory.arena import ALIGNMENT, Arena, aligned
+from rptrain.engine.memory.page_locking import Locking, PageableRanges
+from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.store import ModelStore
 from rptrain.utils.parallel import cores
 
-from ..refusals import refuse
-from . import plain, runs
+from ...refusals import refuse
+from .. import plain, runs
 
 PAGE = mmap.PAGESIZE
 TIED = plain.config(tie_word_embeddings=True)
@@ -53,7 +55,7 @@ class Runtime:
 @pytest.fixture
 def runtime(monkeypatch):
     made = Runtime()
-    monkeypatch.setattr(memory, "_cudart", lambda: made)
+    monkeypatch.setattr(arena, "_cudart", lambda: made)
     return made
 
 
