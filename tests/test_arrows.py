@@ -1,4 +1,4 @@
-"""Which package may import which: those below it in ORDER, and no two files import each other in a circle."""
+"""Which package may import which: those below it in ORDER. Neither files nor ROOMS import each other in a circle."""
 
 import ast
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ ORDER = (
     *("utils", "config", "schedule", "kernels", "models", "engine", "checkpoint", "data", "inference", "runs"),
     *("planner", "train", "bench", "doctor", "tui", "cli", "__main__"),
 )
+ROOMS = ("engine",)  # packages whose rooms, the files and folders at their top, form no circle
 
 
 def sources() -> dict[str, str]:
@@ -47,10 +48,26 @@ def violations(modules: Mapping[str, str]) -> list[str]:
         for other in sorted(wanted):
             if package(name) != package(other) and ORDER.index(package(name)) <= ORDER.index(package(other)):
                 found.append(f"{name} imports {other}")
+    return found + circles(arrows)
+
+
+def circles(arrows: Mapping[str, set[str]]) -> list[str]:
+    """A circle of arrows in words, if there is one."""
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:
-        found.append("a circle: " + " -> ".join(error.args[1]))
+        return ["a circle: " + " -> ".join(error.args[1])]
+    return []
+
+
+def room_arrows(modules: Mapping[str, str], within: str) -> dict[str, set[str]]:
+    """Which rooms of a package each of its rooms imports."""
+    start, found = f"rptrain.{within}.", dict[str, set[str]]()
+    for name, wanted in imports(modules).items():
+        if name.startswith(start):
+            rooms = {other.removeprefix(start).split(".")[0] for other in wanted if other.startswith(start)}
+            room = name.removeprefix(start).split(".")[0]
+            found.setdefault(room, set()).update(rooms - {room})
     return found
 
 
@@ -68,13 +85,26 @@ def test_the_arrows_point_down():
     assert {package(other) for other in of_schedule} == {"schedule"}
 
 
+@pytest.mark.parametrize("within", ROOMS)
+def test_rooms_form_no_circle(within):
+    assert circles(room_arrows(sources(), within)) == []
+
+
+def test_a_circle_of_rooms_is_found():
+    modules = sources()
+    modules["rptrain.engine.memory.arena"] += "from rptrain.engine.optim.adam import CpuAdam\n"
+    assert circles(imports(modules)) == []
+    (circle,) = circles(room_arrows(modules, "engine"))
+    assert {"memory", "optim"} <= {*circle.removeprefix("a circle: ").split(" -> ")}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
         (
-            "rptrain.engine.store",
+            "rptrain.engine.memory.store",
             "def held():\n    from rptrain.runs import control\n",
-            "engine.store imports rptrain.ru",
+            "engine.memory.store imports rptrain.ru",
         ),
         ("rptrain.schedule.plan", "from rptrain.schedule.dispatch import dispatch\n", "a circle: "),
         ("rptrain.kernels.batch", "import rptrain.models.spec\n", "kernels.batch imports rptrain.models.spec"),
