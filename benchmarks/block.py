@@ -17,7 +17,7 @@ from benchmarks.commit import commit
 from benchmarks.kernels.attention import micro_batch
 from rptrain.bench import clock
 from rptrain.bench.floor import floor
-from rptrain.engine.memory.store import accumulate_dtype
+from rptrain.engine.memory.step_layout import accumulate_dtype
 from rptrain.engine.reproducible import Reproducible
 from rptrain.models import registry
 from rptrain.models.fp8 import with_fp8

@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.atomic_dir import read_manifest
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.models import registry
 from rptrain.planner import timings
-from rptrain.planner.choose import LIBRARIES, Workload, make_plan
+from rptrain.planner.choose import LIBRARIES, make_plan
 from rptrain.runs import events
 from rptrain.runs.event_log import EventLog
 from rptrain.runs.line_file import LineFile
@@ -158,7 +159,7 @@ def test_a_limit_too_small_for_the_largest_layer(model):
     spec = registry.build(registry.read_config(model))
     for limit in (LIBRARIES // 2, LIBRARIES + 1000):
         with pytest.raises(UserError) as caught:
-            make_plan(spec, Machine(CPU, 1), Workload(16, 16, 4, 4, torch.float32, True), device_limit=limit)
+            make_plan(spec, Machine(CPU, 1), StepLayout(16, 16, 4, 4, torch.float32, True), device_limit=limit)
         said = str(caught.value)
         assert f"leaves {max(limit - LIBRARIES, 0)} B for tensors, but layer 'layers.0', the largest, needs" in said
         assert said.endswith("KiB even as its own stage, with 256 tokens per micro-batch")

@@ -34,7 +34,7 @@ from rptrain.engine.memory import moments
 from rptrain.engine.memory.unit_state import UnitState
 from rptrain.engine.optim.adam import CpuAdam, UpdateArgs
 from rptrain.engine.optim.gradients import Gradients, arrival_order, label
-from rptrain.engine.optim.loss_scale import LossScale
+from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 from rptrain.engine.snapshot import Snapshot
 from rptrain.models.spec import Unit
 from rptrain.utils.liveness import progressed
@@ -43,38 +43,27 @@ from rptrain.utils.native import ended
 
 @dataclass(frozen=True)
 class Optimizer:
-    """AdamW with decoupled weight decay. `asynchronous` is the paper's staleness-1 update."""
+    """AdamW with decoupled weight decay, and where it begins: `applied` and `loss_scale`."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 0.0  # 0: no clipping
-    asynchronous: bool = True
     threads: int | None = None
     seed: int = 0  # for the stochastic rounding of small moments
+    applied: int = 0  # steps that were not skipped, over the whole training run, for bias correction
+    loss_scale: LossScale = UNSCALED  # of the newest weights
 
 
 class OptimizerWorker:
     """Takes an iteration and its step in turn; publishes ("scale",), ("version", unit) and ("step",)."""
 
-    def __init__(
-        self,
-        context: Context,
-        adam: CpuAdam,
-        *,
-        weight_decay: float,
-        max_grad_norm: float,
-        seed: int,
-        applied: int,
-        loss_scale: LossScale,
-        shared: Shared | None = None,
-    ) -> None:
+    def __init__(self, context: Context, adam: CpuAdam, optimizer: Optimizer, shared: Shared | None = None) -> None:
         """`shared`: the part of this process, if several train the model."""
-        self._context, self._adam, self._seed = context, adam, seed
-        self._weight_decay, self._max_grad_norm = weight_decay, max_grad_norm
-        self.applied = applied  # steps that were not skipped, over the whole training run, for bias correction
-        self.loss_scale = loss_scale  # loss scale of the weights after the last step
-        for version, scale in ((-1, loss_scale.before), (0, loss_scale.scale)):
+        self._context, self._adam, self._optimizer = context, adam, optimizer
+        self.applied = optimizer.applied
+        self.loss_scale = optimizer.loss_scale  # loss scale of the weights after the last step
+        for version, scale in ((-1, self.loss_scale.before), (0, self.loss_scale.scale)):
             context.board.publish(("scale",), version, scale)
         self._snapshot: Snapshot | None = None  # the snapshot that updates wait for
         self._snapshots = 0
@@ -196,8 +185,8 @@ class OptimizerWorker:
                 self._context.board.publish(("version", index), version, state.current)
             return
         factor = iteration.rest / result.loss_scale
-        if self._max_grad_norm:
-            factor *= min(1.0, self._max_grad_norm / (result.grad_norm + 1e-6))
+        if limit := self._optimizer.max_grad_norm:
+            factor *= min(1.0, limit / (result.grad_norm + 1e-6))
         self.applied += 1
         under_way: Sequence[Future[object]] = ()
         order = self._update_order()
@@ -237,8 +226,8 @@ class OptimizerWorker:
 
     def _parts(self, state: UnitState, index: int, rate: float, factor: float) -> Sequence[UpdateArgs]:
         source, target = state.params[state.newest], state.params[state.written]
-        noise, parts = moments.noise(self._seed, self.applied, index), []
-        for part, weight_decay in _decay_ranges(state.unit, self._weight_decay, state.own):
+        noise, parts = moments.noise(self._optimizer.seed, self.applied, index), []
+        for part, weight_decay in _decay_ranges(state.unit, self._optimizer.weight_decay, state.own):
             of_part = {name: state.own_part(flat, part) for name, flat in state.moments.items()}
             parts.append(
                 UpdateArgs(

@@ -23,6 +23,7 @@ from rptrain.data.sequences import Sequences
 from rptrain.data.template import load_template
 from rptrain.data.tokens import Stream
 from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
 from rptrain.kernels.toolchain import try_out
@@ -31,7 +32,7 @@ from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.planner import auto, short_steps
 from rptrain.planner.advice import advise
-from rptrain.planner.choose import DTYPES, RunPlan
+from rptrain.planner.choose import RunPlan
 from rptrain.planner.hardware import Hardware, here
 from rptrain.planner.length import total_steps
 from rptrain.planner.memory import MemoryPlan, plan_run
@@ -76,7 +77,7 @@ class Job:
     @property
     def share(self) -> Share | None:
         """The share of this process, if several train the model."""
-        return self.hardware.share(self.config)
+        return self.layout.share
 
     @property
     def device_limit(self) -> int | None:
@@ -113,12 +114,16 @@ class Job:
         return 2 * len(measured_stages(self.spec, self.plan.plan.stages))
 
     @property
+    def layout(self) -> StepLayout:
+        return self.plan.layout
+
+    @property
     def dtype(self) -> torch.dtype:
-        return DTYPES[self.config.model.dtype]
+        return self.layout.dtype
 
     @property
     def asynchronous(self) -> bool:
-        return self.config.optim.update == "async"
+        return self.layout.asynchronous
 
 
 def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_needed: bool = True) -> Job:

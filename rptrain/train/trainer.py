@@ -16,6 +16,7 @@ from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.engine import Engine
 from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.meter import Meter
+from rptrain.engine.recorder import Observers
 from rptrain.inference.evaluate import ask_questions
 from rptrain.kernels.compiling import COMPILED
 from rptrain.models.weights import pretrained
@@ -378,10 +379,9 @@ class Trainer:
             engine = open_engine(
                 job,
                 self._store,
+                Observers(job.config.engine.trace, meter, watched=True),
                 applied=self._applied,
                 loss_scale=self._loss_scale,
-                meter=meter,
-                watched=True,
                 shared=self._shared,
             )
         self._starved = 0.0

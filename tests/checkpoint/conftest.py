@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rptrain.engine.memory.moments import layout
-from rptrain.engine.memory.store import accumulate_dtype
+from rptrain.engine.memory.step_layout import accumulate_dtype
 from rptrain.engine.memory.unit_state import UnitState
 from rptrain.engine.optim.adam import split
 from rptrain.models import registry

@@ -17,6 +17,7 @@ from rptrain.models.adapters.freeze import freeze
 from rptrain.models.registry import build
 from tests.cases import UPDATES, long
 
+from ..layouts import layout_of
 from . import plain, runs
 from .memory.test_store import Runtime
 
@@ -186,8 +187,8 @@ def test_a_frozen_parameter_takes_its_own_bytes_and_no_more(asynchronous):
     spec = freeze(build(cfg), ["*_proj.weight", "lm_head.weight"])
     expected = 2 * pages(others, 2) + 2 * pages(norms, *trained) + pages(table, 2)
     expected += pages(table, *trained) + pages(128, *trained)  # the embedding; the last norm, 64 and padding
-    assert sum(ModelStore.sizes(spec, torch.bfloat16, **options).values()) == expected
-    with ModelStore(spec, torch.bfloat16, **options) as store:
+    assert sum(ModelStore.sizes(spec, layout_of(torch.bfloat16, **options)).values()) == expected
+    with ModelStore(spec, layout_of(torch.bfloat16, **options)) as store:
         for state in store.units:
             kept = [*state.params, *state.grads, *state.moments.values()]
             kept += [] if state.remainder is None else [state.remainder]

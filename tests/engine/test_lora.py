@@ -10,6 +10,7 @@ from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.registry import build
 from tests.cases import UPDATES, long
 
+from ..layouts import layout_of
 from . import plain, runs
 from .test_frozen import same_as_first
 
@@ -126,7 +127,7 @@ def test_the_base_takes_two_bytes_a_parameter(asynchronous):
     base = build(cfg)
     spec = with_lora(base, LoRA(r=4))
     generations = 1 + asynchronous
-    size = sum(ModelStore.sizes(spec, torch.bfloat16, generations=generations).values())
+    size = sum(ModelStore.sizes(spec, layout_of(torch.bfloat16, generations=generations)).values())
     adapters = sum(unit.numel for unit in spec.units if unit.trainable)
     pages = 4096 * len(spec.units) * (generations + 4)  # what buffers that end in the midst of one may take more
     least = 2 * sum(unit.numel for unit in base.units) + (2 * generations + 2 + 2 + 8) * adapters

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.kernels.attention import micro_batch
-from rptrain.engine.memory.store import accumulate_dtype
+from rptrain.engine.memory.step_layout import accumulate_dtype
 from rptrain.engine.reproducible import Reproducible
 from rptrain.models import registry
 from rptrain.models.fp8 import with_fp8

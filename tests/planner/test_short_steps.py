@@ -9,8 +9,9 @@ import torch
 
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.models import registry
-from rptrain.planner.choose import RunPlan, Workload, make_plan
+from rptrain.planner.choose import RunPlan, make_plan
 from rptrain.planner.machine_flags import MachineFlags
 from rptrain.planner.report import report
 from rptrain.planner.short_steps import fitted, tokens_of, with_sequences
@@ -57,8 +58,8 @@ def test_sizes(sequences: int | None, engine: dict[str, Any], sizes: tuple[int, 
 
 
 def planned(micro_batches: int, round_size: int, devices: int = 2, replicas: int = 1) -> RunPlan:
-    workload = Workload(2, 100, micro_batches, round_size, torch.bfloat16, True, replicas=replicas)
-    return make_plan(SPEC, Machine(CARDS["rtx4090"], devices), workload, device_limit=None)
+    layout = StepLayout(2, 100, micro_batches, round_size, torch.bfloat16, True, replicas=replicas)
+    return make_plan(SPEC, Machine(CARDS["rtx4090"], devices), layout, device_limit=None)
 
 
 def test_the_estimate_is_that_of_the_micro_batches_that_are_computed() -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -24,9 +24,8 @@ from rptrain.engine.distributed.meeting import host_store, meet, open_store, pla
 from rptrain.engine.distributed.rendezvous import CONNECTING, bounded, connected, dist, leave, value, within
 from rptrain.engine.failures import gpu_failure
 from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.step_layout import ReduceDtype
 from rptrain.utils.errors import TrainingError, UserError, describe
-
-ReduceDtype = Literal["float32", "bfloat16"]  # "float32": sums are sent as they are
 
 BEAT = 1.0  # seconds between two beats
 SILENT = 20.0  # seconds without a beat, after which a process is lost

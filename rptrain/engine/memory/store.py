@@ -6,10 +6,11 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from rptrain.engine.memory import moments
 from rptrain.engine.memory.arena import Arena, aligned
-from rptrain.engine.memory.moments import Moments, layout
 from rptrain.engine.memory.page_locking import Locking
 from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.memory.unit_state import UnitState
 from rptrain.kernels.quant import Quantized
 from rptrain.models.spec import ModelShape, ModelSpec, Unit
@@ -26,11 +27,6 @@ REST = {  # buffers that complete float32 master weights, by the parameters' dty
 }
 
 
-def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which devices accumulate gradients, and of `fp32` moments."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 class ModelStore:
     """The host's copy of a model and its training state: one UnitState for each unit of the spec, in order.
 
@@ -44,49 +40,48 @@ class ModelStore:
     def __init__(
         self,
         spec: ModelSpec,
-        dtype: torch.dtype,
+        layout: StepLayout,
         *,
-        generations: int,
-        wide_grad: bool = False,
-        replicas: int = 1,
-        moments: Moments = "fp32",
         lock: bool = False,
         file_backed: FileBackedWeights | None = None,
-        share: Share | None = None,
     ) -> None:
-        """`replicas`: the number of groups that compute partial gradients, which are then `wide_grad`. `share`: that of
-        this process, if several train the model.
-        """
-        assert wide_grad or replicas == 1
-        self.share = share
-        self.spec, self.dtype, self.generations, self.wide_grad = spec, dtype, generations, wide_grad
-        self.replicas, self._file_backed = replicas, file_backed
-        self._layout = _state_dtypes(dtype, generations, wide_grad, moments, replicas)
-        sizes = _sizes(spec, dtype, self._layout, file_backed=file_backed is not None, share=share)
-        self._arena = Arena(sum(sizes.values()))
+        """`lock`: whether memory is page-locked for GPUs. `layout.file_backed` says whether `file_backed` is given."""
+        assert layout.wide_grad or layout.replicas == 1
+        assert layout.file_backed == (file_backed is not None)
+        self.spec, self.layout, self._file_backed = spec, layout, file_backed
+        self._buffers = _buffers(layout)
+        self._arena = Arena(sum(self.sizes(spec, layout).values()))
         self.units = [self._unit(index, unit) for index, unit in enumerate(spec.units)]
         if lock:
             self._arena.lock()
 
     @staticmethod
-    def sizes(
-        spec: ModelShape,
-        dtype: torch.dtype,
-        *,
-        generations: int,
-        wide_grad: bool = False,
-        replicas: int = 1,
-        moments: Moments = "fp32",
-        file_backed: bool = False,
-        share: Share | None = None,
-        copied: bool = False,
-    ) -> dict[str, int]:
+    def sizes(spec: ModelShape, layout: StepLayout, *, copied: bool = False) -> dict[str, int]:
         """Bytes of host memory that a store takes, by buffer: "frozen", "params", "grad", "exp_avg", …
 
         `copied`: only of what GPUs copy.
         """
-        layout = _state_dtypes(dtype, generations, wide_grad, moments, replicas)
-        return _sizes(spec, dtype, layout, file_backed=file_backed, share=share, copied=copied)
+        dtype, buffers = layout.dtype, _buffers(layout)
+        sizes = {"frozen": frozen_bytes(spec, dtype, file_backed=layout.file_backed)}
+        if copied and 0 in spec.frozen and not _copied(spec, 0, "params"):
+            sizes["frozen"] -= aligned(spec.units[0].nbytes(dtype.itemsize))
+        trained = spec.trained(range(len(spec.units)))
+        for index in trained:
+            own = _own(spec, index, layout.share)
+            for name, kind, shared in _of(spec, index, buffers):
+                if copied and not _copied(spec, index, name):
+                    continue
+                numel = spec.units[index].numel if name in WHOLE else own.stop - own.start
+                sizes[name] = sizes.get(name, 0) + aligned(numel // shared * kind.itemsize)
+        units = [spec.units[index] for index in trained]
+        if wired := sum(aligned(unit.wire_bytes(dtype.itemsize)) for unit in units if unit.wired):
+            sizes["wire"] = wired * layout.generations
+        return sizes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.layout.dtype
 
     @property
     def locking(self) -> Locking:
@@ -106,11 +101,6 @@ class ModelStore:
         """The file-backed units by index."""
         return {} if self._file_backed is None else self._file_backed.units
 
-    @property
-    def grad_dtype(self) -> torch.dtype:
-        """The dtype in which gradients are downloaded."""
-        return accumulate_dtype(self.dtype) if self.wide_grad else self.dtype
-
     def _unit(self, index: int, unit: Unit) -> UnitState:
         if self._file_backed is not None and index in self._file_backed.units:
             return UnitState(unit, [], [], {}, None, file_backed=self._file_backed.units[index])
@@ -121,9 +111,9 @@ class ModelStore:
             plain, quantized = unit.held(flat, self.dtype)
             return UnitState(unit, [flat], [], {}, None, views=[plain], quantized=quantized)
         buffers: dict[str, list[Tensor]] = {}
-        sent = [unit.wire_bytes(self.dtype.itemsize)] * self.generations if unit.wired else []
-        own = _own(self.spec, index, self.share)
-        for name, dtype, shared in _of(self.spec, index, self._layout):
+        sent = [unit.wire_bytes(self.dtype.itemsize)] * self.layout.generations if unit.wired else []
+        own = _own(self.spec, index, self.layout.share)
+        for name, dtype, shared in _of(self.spec, index, self._buffers):
             numel = unit.numel if name in WHOLE else own.stop - own.start
             taken = self._arena.take(numel // shared, dtype, copied=_copied(self.spec, index, name))
             buffers.setdefault(name, []).append(taken)
@@ -184,29 +174,29 @@ class ModelStore:
         self.close()
 
 
-Layout = Sequence[tuple[str, torch.dtype, int]]  # buffers: name, dtype, elements of a unit per entry
+Buffers = Sequence[tuple[str, torch.dtype, int]]  # name, dtype, elements of a unit per entry
 
 
-def _state_dtypes(dtype: torch.dtype, generations: int, wide_grad: bool, moments: Moments, replicas: int) -> Layout:
+def _buffers(layout: StepLayout) -> Buffers:
     """The buffers of a trainable unit."""
-    wide = accumulate_dtype(dtype)
-    buffers = [*[("params", dtype, 1)] * generations, *[("grad", wide if wide_grad else dtype, 1)] * replicas]
-    buffers += layout(moments, wide)
-    return [*buffers, *((name, kind, 1) for name, kind in REST.get(dtype, {}).items())]
+    params, grad = ("params", layout.dtype, 1), ("grad", layout.grad_dtype, 1)
+    rest = ((name, kind, 1) for name, kind in REST.get(layout.dtype, {}).items())
+    averages = moments.layout(layout.moments, layout.wide)
+    return [*[params] * layout.generations, *[grad] * layout.replicas, *averages, *rest]
 
 
-def _of(spec: ModelShape, index: int, layout: Layout) -> Layout:
+def _of(spec: ModelShape, index: int, buffers: Buffers) -> Buffers:
     """The buffers of a unit, without the wire; a frozen one has only its parameters, in one generation.
 
     An embedding that is not tied has one gradient: the host computes it.
     """
     unit = spec.units[index]
     if not unit.trainable:
-        return layout[:1]
+        return buffers[:1]
     if index == 0 and not spec.tied:
-        grads = [buffer for buffer in layout if buffer[0] == "grad"]
-        layout = [*(buffer for buffer in layout if buffer[0] != "grad"), grads[0]]
-    return [layout[0], *(buffer for buffer in layout if buffer[0] != "params")] if unit.wired else layout
+        grads = [buffer for buffer in buffers if buffer[0] == "grad"]
+        buffers = [*(buffer for buffer in buffers if buffer[0] != "grad"), grads[0]]
+    return [buffers[0], *(buffer for buffer in buffers if buffer[0] != "params")] if unit.wired else buffers
 
 
 def _copied(spec: ModelShape, index: int, name: str) -> bool:
@@ -219,32 +209,6 @@ def _copied(spec: ModelShape, index: int, name: str) -> bool:
 def _own(spec: ModelShape, unit: int, share: Share | None) -> slice:
     """The elements of a unit whose optimizer state this process has."""
     return slice(0, spec.units[unit].numel) if share is None else share.part(spec, unit)
-
-
-def _sizes(
-    spec: ModelShape,
-    dtype: torch.dtype,
-    layout: Layout,
-    *,
-    file_backed: bool,
-    share: Share | None,
-    copied: bool = False,
-) -> dict[str, int]:
-    sizes = {"frozen": frozen_bytes(spec, dtype, file_backed=file_backed)}
-    if copied and 0 in spec.frozen and not _copied(spec, 0, "params"):
-        sizes["frozen"] -= aligned(spec.units[0].nbytes(dtype.itemsize))
-    trained = spec.trained(range(len(spec.units)))
-    for index in trained:
-        own = _own(spec, index, share)
-        for name, kind, shared in _of(spec, index, layout):
-            if copied and not _copied(spec, index, name):
-                continue
-            numel = spec.units[index].numel if name in WHOLE else own.stop - own.start
-            sizes[name] = sizes.get(name, 0) + aligned(numel // shared * kind.itemsize)
-    units = [spec.units[index] for index in trained]
-    if wired := sum(aligned(unit.wire_bytes(dtype.itemsize)) for unit in units if unit.wired):
-        sizes["wire"] = wired * sum(name == "params" for name, _, _ in layout)
-    return sizes
 
 
 def frozen_bytes(spec: ModelShape, dtype: torch.dtype, *, file_backed: bool = False) -> int:

@@ -7,17 +7,16 @@ sums do not depend on the number of devices.
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor
 
 import torch
 from torch import Tensor
 
 from rptrain.engine.memory.arena import Arena
-from rptrain.engine.memory.store import accumulate_dtype
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.memory.unit_state import UnitState
 from rptrain.engine.optim.embedding_grads import CpuRows, row_stride
 from rptrain.engine.tree import additions
-from rptrain.models.spec import ModelShape
+from rptrain.models.spec import ModelShape, ModelSpec
 
 
 class RowGradients:
@@ -25,31 +24,21 @@ class RowGradients:
 
     A row's gradient is the sum over its tokens: within each group of replicas in order, over the group's micro-batches
     in the order of `begin`, and then over the groups in which the row occurs, as a balanced binary tree over all
-    groups; in the accumulation dtype. `tokens` is the number of tokens of each group in a step. One buffer, allocated
-    once, has a row for each token id that these can contain; rows whose sums are complete sooner come first in each
-    group.
+    groups; in the accumulation dtype. One buffer, allocated once, has a row for each token id that the tokens of each
+    group in a step can contain; rows whose sums are complete sooner come first in each group. No gradient is added to
+    `spec.padding_row`.
     """
 
-    def __init__(
-        self,
-        state: UnitState,
-        tokens: int,
-        *,
-        replicas: int,
-        tied: bool,
-        pool: Executor,
-        threads: int,
-        padding_row: int | None = None,
-    ) -> None:
-        """`padding_row`: the row of the table to which look-ups add no gradient."""
-        self._tied, self._replicas, self._own = tied, replicas, self._groups(replicas)
-        self._padding_row = padding_row
-        self._cpu = CpuRows(pool, threads)
+    def __init__(self, state: UnitState, spec: ModelSpec, layout: StepLayout, cpu: CpuRows) -> None:
+        """`state`: that of the embedding."""
+        replicas = layout.replicas if layout.share is None else layout.share.replicas
+        self._tied, self._replicas, self._own = spec.tied, replicas, self._groups(replicas)
+        self._padding_row, self._cpu = spec.padding_row, cpu
         self._table = state.unit.views(state.grad)["embed"]
-        if not tied:
+        if not spec.tied:
             self._cpu.zero(self._table)  # an earlier engine may have left rows there
         vocab_size, hidden_size = self._table.shape
-        wide = accumulate_dtype(state.params[0].dtype)
+        tokens, wide = layout.group_tokens, layout.wide
         shape = len(self._own) * min(tokens, vocab_size) + self._others(tokens), row_stride(hidden_size, wide)
         self._buffer = Arena(math.prod(shape) * wide.itemsize).take(math.prod(shape), wide).view(shape)
         self._rows = torch.empty(0, dtype=torch.int64)  # rows of the table that occur, ordered by their last occurrence
@@ -60,9 +49,10 @@ class RowGradients:
         self._whole = self._applied = 0  # rows
 
     @staticmethod
-    def nbytes(spec: ModelShape, dtype: torch.dtype, tokens: int, replicas: int) -> int:
-        """Upper bound of the memory for groups of `tokens` tokens: a row per distinct token of each, and indices."""
-        wide, rows = accumulate_dtype(dtype), replicas * min(tokens, spec.vocab_size)
+    def nbytes(spec: ModelShape, layout: StepLayout) -> int:
+        """Upper bound of the memory: a row per distinct token of each group, and indices."""
+        wide, replicas, tokens = layout.wide, layout.replicas, layout.group_tokens
+        rows = replicas * min(tokens, spec.vocab_size)
         tokens, distinct = replicas * tokens, min(replicas * tokens, spec.vocab_size)
         sums = rows * row_stride(spec.hidden_size, wide) * wide.itemsize
         return sums + ((1 + replicas) * distinct + tokens) * torch.int64.itemsize

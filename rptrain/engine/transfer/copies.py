@@ -6,8 +6,9 @@ has not written the version, or not read the last gradient, or the file was not 
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -24,25 +25,32 @@ from rptrain.schedule.plan import Slot
 DRAINED = 4 * CHUNK_BYTES  # bytes of gradients per window: a few milliseconds of a link
 
 
+@dataclass(frozen=True)
+class DeviceLink:
+    """What all uploads and downloads of a device share."""
+
+    context: Context
+    device: Device
+    staging: Staging | None  # if some units are file-backed
+    rounded: Tensor | None  # through which gradients are rounded, a chunk at a time
+
+
 class _Transfer(ABC):
     """A transfer that is issued window by window on one stream, as far as units are ready."""
 
     def __init__(
         self,
-        context: Context,
+        link: DeviceLink,
         stream: Stream,
         layout: UnitOffsets,
-        sizes: Sequence[tuple[int, int]],
         iteration: int,
         slot: Slot,
-        count: int,
-        chunk: int,
+        windows: Iterable[Sequence[Chunk]],
     ) -> None:
-        """`count` windows of units with their sizes, in chunks of at most `chunk`."""
-        self._context, self._stream, self._layout = context, stream, layout
-        self._recorder = context.recorder.devices[slot.device]
+        self._context, self._stream, self._layout = link.context, stream, layout
+        self._recorder = self._context.recorder.devices[slot.device]
         self._iteration = iteration
-        self._windows = deque(windows(sizes, count, chunk))
+        self._windows = deque(windows)
         self._late: deque[Chunk] = deque()  # chunks of windows that have passed
 
     def issue(self, after: Event) -> None:
@@ -93,27 +101,22 @@ class Upload(_Transfer):
     """Fills a parameter slot for one dispatched stage, during the slot before it."""
 
     def __init__(
-        self,
-        context: Context,
-        device: Device,
-        layout: ParamLayout,
-        iteration: int,
-        slot: Slot,
-        target: Tensor,
-        staging: Staging | None,
-        count: int,
+        self, link: DeviceLink, layout: ParamLayout, iteration: int, slot: Slot, target: Tensor, count: int
     ) -> None:
-        """`target`: the slot, in bytes. Requests its file-backed units from `staging`. `count`: windows, one for each
-        micro-batch of the slot before. An empty slot needs no parameters.
+        """`target`: the slot, in bytes. Requests its file-backed units from the link's staging. `count`: windows, one
+        for each micro-batch of the slot before. An empty slot needs no parameters.
         """
         sizes = layout.sizes if slot.micro_batches else ()
-        super().__init__(context, device.param_upload, layout, sizes, iteration, slot, max(1, count), CHUNK_BYTES)
+        parts = windows(sizes, max(1, count), CHUNK_BYTES)
+        super().__init__(link, link.device.param_upload, layout, iteration, slot, parts)
         self._where, self._target = f"{slot} upload", target
-        self._version = context.read_version(iteration)
-        self._staging = staging
-        if staging is not None:
-            units = context.store.units
-            staging.request(c for window in self._windows for c in window if units[c.unit].file_backed is not None)
+        self._version = self._context.read_version(iteration)
+        self._staging = link.staging
+        if self._staging is not None:
+            units = self._context.store.units
+            self._staging.request(
+                c for window in self._windows for c in window if units[c.unit].file_backed is not None
+            )
 
     def _ready(self, chunk: Chunk) -> bool:
         read = (
@@ -182,31 +185,23 @@ def staged(
 class Download(_Transfer):
     """Downloads a stage's gradients during the slot after it, the last layers first, because async updates them first.
 
-    Each chunk is first rounded into `rounded`, if that is given, which all chunks share: the stream orders them.
+    Each chunk is first rounded into the link's buffer, if it has one, which all chunks share: the stream orders them.
 
     Windows have DRAINED bytes, or more if there are too few micro-batches, and do not spread over the whole slot: the
     update cannot begin before the last window, and the iteration after the next waits for it.
     """
 
     def __init__(
-        self,
-        context: Context,
-        device: Device,
-        layout: GradLayout,
-        iteration: int,
-        slot: Slot,
-        source: Tensor,
-        rounded: Tensor | None,
-        computed: Event,
+        self, link: DeviceLink, layout: GradLayout, iteration: int, slot: Slot, source: Tensor, computed: Event
     ) -> None:
         """`computed`: the event after which `source` has all gradients."""
-        itemsize = context.store.grad_dtype.itemsize
+        itemsize = link.context.store.layout.grad_dtype.itemsize
         count = max(1, min(len(slot.micro_batches), -(-len(source) * itemsize // DRAINED)))
-        chunk = CHUNK_BYTES // itemsize
-        super().__init__(context, device.grad_download, layout, layout.sizes[::-1], iteration, slot, count, chunk)
-        self._where, self._source, self._rounded = f"{slot} download", source, rounded
+        parts = windows(layout.sizes[::-1], count, CHUNK_BYTES // itemsize)
+        super().__init__(link, link.device.grad_download, layout, iteration, slot, parts)
+        self._where, self._source, self._rounded = f"{slot} download", source, link.rounded
         self._computed = computed
-        first = iteration * context.plan.turns + slot.turn
+        first = iteration * self._context.plan.turns + slot.turn
         self._group, self._passes = slot.group, range(first, first + slot.turns)
         self._left = Counter(chunk.unit for window in self._windows for chunk in window)
 

@@ -11,6 +11,7 @@ from rptrain.engine.distributed import exchange, sums
 from rptrain.engine.distributed.sums import SumChannel
 from rptrain.engine.memory.moments import CHUNK
 from rptrain.engine.memory.share import Share
+from rptrain.engine.optim.embedding_grads import CpuRows
 from rptrain.engine.optim.gradients import Gradients, arrival_order
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.engine.optim.row_gradients import RowGradients
@@ -154,9 +155,8 @@ def rounding(world):
             return self._adam.squares(grads[0]) if unit else torch.empty(0)
 
         def _row_gradients(self):
-            store, pool = self._context.store, {"pool": self._adam.pool, "threads": self._adam.threads}
-            known = {"replicas": PLAN.replicas, "tied": store.spec.tied, "padding_row": store.spec.padding_row}
-            rows = Rows(store.units[0], self._group_tokens, **known, **pool)
+            store = self._context.store
+            rows = Rows(store.units[0], store.spec, store.layout, CpuRows(self._adam.pool, self._adam.threads))
             rows.spec = store.spec
             return rows
 

@@ -12,6 +12,7 @@ from rptrain.engine.optim.adam import join, split
 from rptrain.models import registry
 from tests.cases import UPDATES, long
 
+from ...layouts import layout_of
 from .. import plain, runs
 from ..optim.updates import (
     BETAS,
@@ -406,7 +407,7 @@ def test_follows_the_run_with_exact_moments(kind):
 @pytest.mark.parametrize("generations", [1, 2], ids=["sync", "async"])
 def test_a_store_takes_the_bytes_that_are_counted(kind, dtype, generations):
     spec = registry.build(plain.config())
-    with ModelStore(spec, dtype, generations=generations, moments=kind) as store:
+    with ModelStore(spec, layout_of(dtype, generations=generations, moments=kind)) as store:
         for state in store.units:
             buffers = [*state.params, state.grad, *state.moments.values()]
             buffers += [rest for rest in (state.remainder, state.masters) if rest is not None]
@@ -421,5 +422,5 @@ def test_a_store_takes_the_bytes_that_are_counted(kind, dtype, generations):
 def test_bytes_a_parameter_in_sync(name, kind, most):
     """Of models that exist: all buffers of all units with their pages, to a thousandth of a byte."""
     spec = registry.build(registry.read_config(registry.locate(name)))
-    taken = sum(ModelStore.sizes(spec, torch.bfloat16, generations=1, moments=kind).values())
+    taken = sum(ModelStore.sizes(spec, layout_of(torch.bfloat16, generations=1, moments=kind)).values())
     assert taken / spec.num_parameters == pytest.approx(most, abs=1e-3)
