@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.engine import Devices, Engine
+from rptrain.engine.footprint import footprint
 from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.optimizer import Optimizer
@@ -69,7 +70,9 @@ def ours(directory: Path, ids: Tensor, coefficient: float) -> Weights:
     batch = Batch(ids, positions, labels, ((tokens,),), sequences=1, length=tokens, supervised=tokens - 1)
     with loaded(directory, coefficient) as store:
         plan = Plan.parse(f"FB0-{len(store.spec.layers)} | N=1 M=1 MR=1")
-        with Engine(store, plan, Devices(["cpu:0"]), Optimizer()) as engine:
+        with Engine(
+            store, plan, Devices(["cpu:0"], footprint(store.spec, plan.stages, store.layout)), Optimizer()
+        ) as engine:
             engine.forward_backward(batch)
             engine.step(RATE)
             engine.synchronize()

@@ -17,7 +17,8 @@ import torch.distributed
 
 from benchmarks.network.model import WORLD, Sleeps, batch, planned, sleeping_model
 from rptrain.engine.distributed.launch import Launch
-from rptrain.engine.distributed.peers import Peers, Shared
+from rptrain.engine.distributed.peers import Peers
+from rptrain.engine.distributed.shared import Shared
 from rptrain.engine.engine import Devices, Engine
 from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.optimizer import Optimizer
@@ -35,7 +36,7 @@ def main(rank: int, host: str, port: int, sleeps: Sleeps, *, asynchronous: bool)
         run, data = planned(sleeps, asynchronous=asynchronous, rate=None), batch()
         with ModelStore(sleeping_model(sleeps), replace(run.layout, share=shared.share)) as weights:
             _fill(weights)
-            with Engine(weights, run.plan, Devices(["cpu:0"]), Optimizer(), shared=shared) as engine:
+            with Engine(weights, run.plan, Devices(["cpu:0"], run.device), Optimizer(), partners=shared) as engine:
                 calls = {
                     "steps": lambda warm_up, count: _steps(engine, data, warm_up, count),
                     "messages": lambda nbytes, count: _messages(messages, 1 - rank, nbytes, count),

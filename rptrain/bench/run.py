@@ -30,7 +30,7 @@ from rptrain.planner.hardware import here, program_bytes
 from rptrain.train.job import Job, prepare_job, resolve_auto
 from rptrain.train.replan import COMPARED, Candidate, Comparison
 from rptrain.train.running_step import step_phase
-from rptrain.train.setup import open_engine, open_store
+from rptrain.train.setup import open_engine, open_store, optimizer_of
 from rptrain.utils.phases import during
 
 RATE = 1e-6  # the learning rate: the weights hardly change
@@ -77,7 +77,7 @@ def bench(
             job, first = _choose_plan(job, store, tell)
         warmup = job.warm_up if warmup is None else warmup
         sampler = stack.enter_context(Sampler(job.devices))
-        with open_engine(job, store, Observers(trace=True, meter=Meter(layers=False))) as engine:
+        with open_engine(job, store, optimizer_of(job), Observers(trace=True, meter=Meter(layers=False))) as engine:
             opened = time.perf_counter()
             done = _train(engine, job, warmup + steps + 1, tell, "step {} of {}")
             process, peaks, measured = program_bytes(), sampler.peaks(), engine.measured()
@@ -116,7 +116,9 @@ def _choose_plan(job: Job, store: ModelStore, tell: Callable[[str], object]) -> 
 
     Also returns when the first engine was open, and when it had finished a step.
     """
-    with open_engine(job, store, Observers(job.config.engine.trace, Meter(warm_up=job.warm_up))) as engine:
+    with open_engine(
+        job, store, optimizer_of(job), Observers(job.config.engine.trace, Meter(warm_up=job.warm_up))
+    ) as engine:
         opened = time.perf_counter()
         done = _train(engine, job, job.warm_up + job.measuring, tell, "step {} of {} to plan with")
         first = opened, done[0].end
@@ -124,7 +126,7 @@ def _choose_plan(job: Job, store: ModelStore, tell: Callable[[str], object]) -> 
         if candidate is None or candidate.job.plan.plan == job.plan.plan:
             return job if candidate is None else candidate.job, first
         before = _time_steps(engine, job, tell, "step {} of {} with the first plan")
-    with open_engine(candidate.job, store, Observers(job.config.engine.trace)) as engine:
+    with open_engine(candidate.job, store, optimizer_of(job), Observers(job.config.engine.trace)) as engine:
         _train(engine, job, candidate.job.warm_up, tell, "step {} of {} to warm up the new plan")
         comparison = Comparison(before, _time_steps(engine, job, tell, "step {} of {} with the new plan"))
     tell(comparison.sentence())

@@ -13,11 +13,10 @@ from rptrain.engine.context import Context
 from rptrain.engine.devices.base import STREAMS, Device, Stream
 from rptrain.engine.devices.cpu import CpuDevice
 from rptrain.engine.devices.cuda import CudaDevice
-from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.embedding import EmbeddingWorker
 from rptrain.engine.errors import Aborted, EngineError
 from rptrain.engine.failures import gpu_failure
-from rptrain.engine.footprint import footprint
+from rptrain.engine.footprint import Footprint
 from rptrain.engine.iteration import (
     Evaluation,
     Iteration,
@@ -34,6 +33,7 @@ from rptrain.engine.meter import Measured, Reading, measured_stages
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.engine.optimizer import Optimizer, OptimizerWorker
+from rptrain.engine.partners import Partners
 from rptrain.engine.progress import StepProgress, work_of
 from rptrain.engine.recorder import UNOBSERVED, Activity, Observers, Recorder
 from rptrain.engine.reproducible import Reproducible
@@ -52,10 +52,11 @@ ITERATIONS_AHEAD = 2  # iterations in progress at once: one that ends, one that 
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices by name, such as "cuda:0" or "cpu:0", and the bytes of each GPU's memory that tensors may take."""
+    """Devices by name, such as "cuda:0" or "cpu:0", and the memory of each."""
 
     names: Sequence[str]
-    limit: int | None = None  # None: all
+    memory: Footprint  # what the plan needs
+    limit: int | None = None  # bytes that tensors may take on a GPU; None: all
 
 
 class Engine:
@@ -74,19 +75,19 @@ class Engine:
         optimizer: Optimizer,
         *,
         observers: Observers = UNOBSERVED,
-        shared: Shared | None = None,
+        partners: Partners | None = None,
     ) -> None:
-        """`shared`: the part of this process, if several train the model; `plan` is for its groups of replicas."""
+        """`partners`: the other processes, if several train the model; `plan` is for this one's groups of replicas."""
         layout, meter, names = store.layout, observers.meter, devices.names
         validate(plan, len(store.spec.stack))
         assert len(names) == plan.devices
         sizes = (layout.micro_batches, layout.round_size, layout.replicas)
         assert sizes == (plan.micro_batches, plan.round_size, plan.replicas)
-        assert layout.share == (None if shared is None else shared.share)
+        assert layout.share == (None if partners is None else partners.share)
         self.plan, self.store, self._layout = plan, store, layout
         self.trace = Trace() if observers.trace else None
         self._meter = meter
-        self._shared = shared
+        self._partners = partners
         self._cuda = any(name.startswith("cuda") for name in names)
         self._next = self._steps = self._evaluations = 0  # calls of forward_backward, step, evaluate
         self._named = False  # the GPU that failed
@@ -106,20 +107,20 @@ class Engine:
             recorder = Recorder(
                 plan.devices, trace=self.trace, meter=meter, measured=measured, watched=observers.watched
             )
-            told = None if shared is None else shared.peers.fail
+            told = None if partners is None else partners.fail
             self._context = Context(plan, bounds, store, buffers, observers.probe, recorder, told)
             self._publish_weights()
             adam = CpuAdam(optimizer.betas, optimizer.eps, optimizer.threads)
             stack.callback(adam.close)
             self._devices = [self._open(name, devices.limit, stack) for name in names]
-            if shared is not None:
-                shared.peers.on_loss(partial(self._context.fail, "heartbeats"))
-                stack.callback(shared.peers.on_loss, None)
+            if partners is not None:
+                partners.on_loss(partial(self._context.fail, "heartbeats"))
+                stack.callback(partners.on_loss, None)
             stack.callback(self._end_threads)
-            self._optimizer = OptimizerWorker(self._context, adam, optimizer, shared)
+            self._optimizer = OptimizerWorker(self._context, adam, optimizer, partners)
             self._threads.append(self._optimizer)
             self._threads.append(EmbeddingWorker(self._context))
-            self._start_workers(staging)
+            self._start_workers(devices.memory, staging)
             self._resources = stack.pop_all()
 
     def _lock(self, buffers: BoundaryBuffers, staging: StagingBuffers | None) -> Locking:
@@ -146,8 +147,7 @@ class Engine:
             for version, generation in ((-1, state.before), (0, state.current)):
                 board.publish(("version", index), version, generation)
 
-    def _start_workers(self, staging: StagingBuffers | None) -> None:
-        sizes = footprint(self.store.spec, self.plan.stages, self._layout, self.plan.width)
+    def _start_workers(self, sizes: Footprint, staging: StagingBuffers | None) -> None:
         for index, device in enumerate(self._devices):
             staged = None if staging is None else Staging(self._context, index, staging.of[index])
             self._threads.append(Worker(self._context, index, device, sizes, staged))
@@ -191,7 +191,7 @@ class Engine:
             thread.submit(iteration)
 
         def losses() -> Tensor:
-            if self._shared is not None:
+            if self._partners is not None:
                 self._wait(("losses",), iteration.number)
                 return iteration.step_losses[0]
             for r in range(self.plan.rounds):
@@ -228,11 +228,13 @@ class Engine:
 
     def _iteration(self, batch: Batch) -> Iteration:
         """The iteration of a step's batch, or of the micro-batches of this process."""
-        own = batch if self._shared is None else self._shared.share.batch(batch, self.plan)
+        share = self._layout.share
+        own = batch if share is None else share.batch(batch, self.plan)
         return make_iteration(self._next, own, self._layout.wide, pin=self._cuda, whole=batch)
 
     def _check_size(self, batch: Batch) -> None:
-        groups = self.plan.replicas if self._shared is None else self._shared.share.replicas
+        share = self._layout.share
+        groups = self.plan.replicas if share is None else share.replicas
         expected = (self.plan.micro_batches // self.plan.replicas * groups, self._layout.tokens)
         count, tokens = batch.input_ids.shape
         if not 1 <= count <= expected[0] or tokens != expected[1]:
@@ -287,7 +289,7 @@ class Engine:
         for index in range(len(workers)):
             self._wait(("evaluated", index), number)
         losses = iteration.losses
-        if self._shared is not None:
+        if self._partners is not None:
             self._optimizer.submit(Evaluation(iteration, number))
             self._wait(("evaluation losses",), number)
             losses = iteration.step_losses[0]
@@ -413,8 +415,8 @@ class Engine:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             self._context.board.abort()  # releases the threads that wait for work in progress
-            if self._shared is not None:
-                self._shared.peers.fail(error)
+            if self._partners is not None:
+                self._partners.fail(error)
         try:
             self.close()
         except RuntimeError:  # a failed GPU cannot be synchronized either; the first failure matters more

@@ -12,11 +12,11 @@ import torch
 from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.transfer.inputs import index_bytes
 from rptrain.engine.transfer.layouts import stage_units
-from rptrain.engine.transfer.two_ended import ALIGNMENT
 from rptrain.models.spec import ModelShape, Unit
 from rptrain.schedule.lower import CHUNK_BYTES, RING, outputs
 from rptrain.schedule.plan import Stage
 
+ALIGNMENT = 512  # bytes; a stage's parameters and gradient accumulators take a multiple of it
 ROTATION = 16  # bytes per token and frequency of rotary positions: angle, cosine, sine and one of these scaled
 
 

@@ -17,7 +17,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -25,9 +25,6 @@ from functools import partial
 
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import stamp
-from rptrain.engine.distributed.gradients import SharedGradients
-from rptrain.engine.distributed.peers import Shared
-from rptrain.engine.distributed.weights import WeightExchange, join_all
 from rptrain.engine.errors import Aborted
 from rptrain.engine.iteration import Evaluation, Iteration, StepRequest, StepResult
 from rptrain.engine.memory import moments
@@ -35,10 +32,14 @@ from rptrain.engine.memory.unit_state import UnitState
 from rptrain.engine.optim.adam import CpuAdam, UpdateArgs
 from rptrain.engine.optim.gradients import Gradients, arrival_order, label
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
+from rptrain.engine.partners import Partners, Weights
 from rptrain.engine.snapshot import Snapshot
 from rptrain.models.spec import Unit
 from rptrain.utils.liveness import progressed
 from rptrain.utils.native import ended
+
+PATIENCE = 5.0  # seconds for threads to end after a failure
+LOOK = 0.1  # seconds between two looks for a failure
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Optimizer:
 class OptimizerWorker:
     """Takes an iteration and its step in turn; publishes ("scale",), ("version", unit) and ("step",)."""
 
-    def __init__(self, context: Context, adam: CpuAdam, optimizer: Optimizer, shared: Shared | None = None) -> None:
-        """`shared`: the part of this process, if several train the model."""
+    def __init__(self, context: Context, adam: CpuAdam, optimizer: Optimizer, partners: Partners | None = None) -> None:
+        """`partners`: the other processes, if several train the model."""
         self._context, self._adam, self._optimizer = context, adam, optimizer
         self.applied = optimizer.applied
         self.loss_scale = optimizer.loss_scale  # loss scale of the weights after the last step
@@ -68,12 +69,12 @@ class OptimizerWorker:
         self._snapshot: Snapshot | None = None  # the snapshot that updates wait for
         self._snapshots = 0
         self._where = "waiting"
-        self._weights: WeightExchange | None = None
-        if shared is None:
+        self._weights: Weights | None = None
+        if partners is None:
             self._gradients = Gradients(context, adam, self._tell)
         else:
-            self._gradients = SharedGradients(context, adam, self._tell, shared)
-            self._weights = WeightExchange(context, adam, shared.share, shared.weights, self._publish)
+            self._gradients = partners.sum_gradients(context, adam, self._tell)
+            self._weights = partners.exchange_weights(context, adam, self._publish)
         self.seconds: float | None = None  # duration of the last update
         self.updates = 0  # of units that have begun
         self._turn = threading.Lock()  # held for a moment, when an update may begin
@@ -269,3 +270,18 @@ def _decay_ranges(unit: Unit, weight_decay: float, own: slice) -> list[tuple[sli
         else:
             ranges.append((slice(start, stop), decay))
     return ranges
+
+
+def join_all(threads: Sequence[threading.Thread], aborted: Callable[[], bool]) -> bool:
+    """Waits until the threads end. After a failure they are left behind after PATIENCE seconds: they may wait for a
+    message, which nothing interrupts. Returns whether all have ended.
+    """
+    deadline = None
+    while any(thread.is_alive() for thread in threads):
+        if deadline is None and aborted():
+            deadline = time.monotonic() + PATIENCE
+        if deadline is not None and time.monotonic() > deadline:
+            return False
+        for thread in threads:
+            thread.join(LOOK)
+    return True

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from rptrain.engine.context import Context
-from rptrain.engine.device_buffers import DeviceBuffers
+from rptrain.engine.device_buffers import DeviceBuffers, Ring
 from rptrain.engine.devices.base import Device, Event
 from rptrain.engine.evaluate import Evaluator
 from rptrain.engine.footprint import Footprint
@@ -23,7 +23,6 @@ from rptrain.engine.trace import Arrival
 from rptrain.engine.transfer.copies import DeviceLink, Download, Upload
 from rptrain.engine.transfer.inputs import DocumentShape
 from rptrain.engine.transfer.layouts import Bound, GradLayout, ParamLayout
-from rptrain.engine.transfer.ring import Ring
 from rptrain.engine.transfer.staging import Staging
 from rptrain.kernels.quant import make_tables
 from rptrain.schedule.lower import RING, Access, StageIO

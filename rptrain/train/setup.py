@@ -5,11 +5,11 @@ from typing import Any
 import torch
 
 from rptrain.checkpoint import adapter, checked, frozen
-from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.engine import Devices, Engine
 from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
 from rptrain.engine.optimizer import Optimizer
+from rptrain.engine.partners import Partners
 from rptrain.engine.recorder import Observers
 from rptrain.models.weights.digests import TensorDigests
 from rptrain.models.weights.file_backed import FileBackedWeights
@@ -84,32 +84,24 @@ def initial_hashes(store: ModelStore, described: dict[str, Any] | None) -> dict[
     return known | frozen.hashes(trained)
 
 
-def open_engine(
-    job: Job,
-    store: ModelStore,
-    observers: Observers,
-    *,
-    applied: int = 0,
-    loss_scale: LossScale | None = None,
-    shared: Shared | None = None,
-) -> Engine:
-    """The engine for a job. `loss_scale` defaults to the config's. `shared`: if several processes train."""
+def optimizer_of(job: Job) -> Optimizer:
+    """The optimizer at the first step."""
     optim = job.config.optim
-    optimizer = Optimizer(
+    scale = LossScale.start(optim.loss_scale, optim.loss_scale_steps) if job.dtype == torch.float16 else UNSCALED
+    return Optimizer(
         betas=optim.betas,
         eps=optim.eps,
         weight_decay=optim.weight_decay,
         max_grad_norm=optim.max_grad_norm,
         threads=job.hardware.machine.threads,
         seed=job.config.train.seed,
-        applied=applied,
-        loss_scale=loss_scale or starting_scale(job),
+        loss_scale=scale,
     )
-    devices = Devices(job.devices, job.device_limit)
-    return Engine(store, job.plan.plan, devices, optimizer, observers=observers, shared=shared)
 
 
-def starting_scale(job: Job) -> LossScale:
-    """The loss scale at the first step."""
-    optim = job.config.optim
-    return LossScale.start(optim.loss_scale, optim.loss_scale_steps) if job.dtype == torch.float16 else UNSCALED
+def open_engine(
+    job: Job, store: ModelStore, optimizer: Optimizer, observers: Observers, partners: Partners | None = None
+) -> Engine:
+    """The engine for a job. `partners`: the other processes, if several train the model."""
+    devices = Devices(job.devices, job.plan.device, job.device_limit)
+    return Engine(store, job.plan.plan, devices, optimizer, observers=observers, partners=partners)

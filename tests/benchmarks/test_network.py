@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.network import model, namespaces
 from benchmarks.network.model import WORLD, Sleeps, batch, planned, sleeping_model
-from rptrain.engine.distributed.peers import Shared
+from rptrain.engine.distributed.shared import Shared
 from rptrain.engine.engine import Devices, Engine
 from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.optimizer import Optimizer
@@ -27,7 +27,7 @@ def test_two_processes_train_it(asynchronous, monkeypatch):
                 for params in state.params:
                     params.fill_(0.5)
             store.loaded()
-            with Engine(store, run.plan, Devices(["cpu:0"]), Optimizer(), shared=shared) as engine:
+            with Engine(store, run.plan, Devices(["cpu:0"], run.device), Optimizer(), partners=shared) as engine:
                 losses = []
                 for _ in range(2):
                     losses.append(engine.forward_backward(batch()))

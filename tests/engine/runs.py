@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from rptrain.engine.engine import Devices, Engine
+from rptrain.engine.footprint import footprint
 from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.optim.loss_scale import UNSCALED
 from rptrain.engine.optimizer import Optimizer
@@ -126,10 +127,10 @@ def engine_of(
     return Engine(
         store,
         plan,
-        Devices([f"{device}:{i}" for i in range(plan.devices)]),
+        Devices([f"{device}:{i}" for i in range(plan.devices)], footprint(store.spec, plan.stages, layout, plan.width)),
         Optimizer(betas=BETAS, applied=applied, loss_scale=loss_scale, **options),
         observers=Observers(trace, meter, watched, probe),
-        shared=shared,
+        partners=shared,
     )
 
 

@@ -11,6 +11,7 @@ from rptrain.engine import engine as module
 from rptrain.engine.devices.cpu import CpuDevice
 from rptrain.engine.engine import Devices, Engine
 from rptrain.engine.errors import EngineError
+from rptrain.engine.footprint import footprint
 from rptrain.engine.memory import boundary
 from rptrain.engine.memory.arena import Arena
 from rptrain.engine.meter import Meter
@@ -145,4 +146,6 @@ def test_a_store_can_be_trained_by_one_engine_after_another(tied, nothing_left):
 def test_a_store_of_the_other_kind_is_refused(nothing_left):
     """One for steps of other micro-batches."""
     with runs.make_store(CFG, torch.float32, asynchronous=False) as store, pytest.raises(AssertionError):
-        Engine(store, Plan.parse(PLAN), Devices(["cpu:0", "cpu:1"]), Optimizer())
+        plan = Plan.parse(PLAN)
+        devices = Devices(["cpu:0", "cpu:1"], footprint(store.spec, plan.stages, store.layout, plan.width))
+        Engine(store, plan, devices, Optimizer())

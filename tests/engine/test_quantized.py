@@ -5,10 +5,9 @@ import time
 import pytest
 import torch
 
-from rptrain.engine.footprint import stage_memory
+from rptrain.engine.footprint import ALIGNMENT, stage_memory
 from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.meter import Meter
-from rptrain.engine.transfer.two_ended import ALIGNMENT
 from rptrain.kernels.quant import FORMATS, Quantized
 from rptrain.models.adapters.lora import LoRA, with_lora
 from rptrain.models.fp8 import with_fp8

@@ -143,7 +143,9 @@ def _run(order: Mapping[str, Any]) -> None:
     for stream in (1, 2):
         os.dup2(os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
     make = memory.make_plan
-    memory.make_plan = lambda *sizes, **limits: tools.with_stages(make(*sizes, **limits), tools.STAGES)
+    memory.make_plan = lambda spec, *sizes, **limits: tools.with_stages(
+        make(spec, *sizes, **limits), spec, tools.STAGES
+    )
     telemetry.INTERVAL = INTERVAL
     Injector(Path(order["log"]), order["fault"] and tuple(order["fault"])).install()
     sys.argv = ["rptrain", *order["arguments"]]

@@ -159,9 +159,11 @@ def test_a_run_takes_what_was_planned(folder, overrides):
 
 LOADING = """
 import json, os, sys
+from dataclasses import replace
 from pathlib import Path
 import torch
 from rptrain.checkpoint.state import load_state, save_state
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.memory.store import ModelStore
 from rptrain.models import registry
 from rptrain.models.adapters.lora import LoRA, with_lora, without_adapters
@@ -181,14 +183,15 @@ def load(name):
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 folder = Path(sys.argv[1])
 spec = registry.build(registry.read_config(folder / "model"))
-store = ModelStore(spec, torch.bfloat16, generations=2)
+layout = StepLayout(1, 8, 1, 1, torch.bfloat16, asynchronous=True)
+store = ModelStore(spec, layout)
 for state in store.units:
     for tensor in (*state.params, state.grad, *state.moments.values(), state.remainder):
         tensor.fill_(1)
 pretrained.save(folder / "same", spec, store.view, torch.bfloat16)
 pretrained.save(folder / "other", spec, store.view, torch.float32)
 state = save_state(folder, store.units, step=1, meta={"model_dir": str(folder / "model")})
-narrow = ModelStore(with_base(with_lora(spec, LoRA(r=1)), "nf4"), torch.bfloat16, generations=1)
+narrow = ModelStore(with_base(with_lora(spec, LoRA(r=1)), "nf4"), replace(layout, asynchronous=False))
 for held in narrow.units:
     held.params[0].fill_(1)
 

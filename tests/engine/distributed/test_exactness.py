@@ -10,7 +10,8 @@ import torch.distributed
 
 from rptrain.engine.distributed import exchange
 from rptrain.engine.distributed.launch import Launch
-from rptrain.engine.distributed.peers import Peers, Shared
+from rptrain.engine.distributed.peers import Peers
+from rptrain.engine.distributed.shared import Shared
 from rptrain.engine.memory.moments import CHUNK
 from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.models.adapters.lora import LoRA
