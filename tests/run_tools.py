@@ -32,8 +32,10 @@ from rptrain.checkpoint.atomic_dir import KIND, STATE, written_aside
 from rptrain.cli import argv
 from rptrain.cli.commands import app
 from rptrain.config.resolve import Resolved, resolve
+from rptrain.engine.engine import Engine
 from rptrain.engine.footprint import footprint
 from rptrain.engine.meter import Measured
+from rptrain.engine.recorder import Observers
 from rptrain.inference.generate import Request, generate_text
 from rptrain.models import registry
 from rptrain.models.spec import ModelShape
@@ -155,6 +157,15 @@ def room_for(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def probed(probe: Callable[[str], None]) -> Callable[..., Engine]:
+    """Opens engines that call the probe."""
+
+    def opened(*given: Any, observers: Observers, **named: Any) -> Engine:
+        return Engine(*given, observers=replace(observers, probe=probe), **named)
+
+    return opened
 
 
 # Plans that are given

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -117,7 +118,9 @@ class Injector:
                 if pattern.search(name):
                     self.reach(place)
 
-        Engine.__init__ = lambda engine, *given, **named: init(engine, *given, **named, probe=probe)
+        Engine.__init__ = lambda engine, *given, observers, **named: init(
+            engine, *given, observers=replace(observers, probe=probe), **named
+        )
         for place, (owner, name) in (OFTEN | ONCE).items():
             setattr(owner, name, self._before(place, getattr(owner, name)))
         module = ModuleType("wandb")

@@ -153,7 +153,7 @@ def metered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     engine = rptrain.train.setup.Engine
 
     def noted(*arguments, **named):
-        opened.append(named["meter"] is not None)
+        opened.append(named["observers"].meter is not None)
         return engine(*arguments, **named)
 
     monkeypatch.setattr(rptrain.train.setup, "Engine", noted)
