@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 import torch
 
+from rptrain.engine.memory.moments import BLOCK, Moments, layout
 from rptrain.engine.optim.adam import CpuAdam, UpdateArgs
-from rptrain.engine.optim.moments import BLOCK, Moments, layout
 from rptrain.engine.optim.traffic import update_bytes
 from rptrain.utils.native import finish
 

@@ -17,8 +17,8 @@ from benchmarks.commit import commit
 from benchmarks.kernels.attention import micro_batch
 from rptrain.bench import clock
 from rptrain.bench.floor import floor
+from rptrain.engine.memory.step_layout import accumulate_dtype
 from rptrain.engine.reproducible import Reproducible
-from rptrain.engine.store import accumulate_dtype
 from rptrain.models.families import registry
 from rptrain.models.layers.rope import RotaryTables
 from rptrain.models.locate import locate, read_config

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import torch
 
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.models.families import registry
 from rptrain.models.locate import locate, read_config
-from rptrain.planner.choose import Workload, layer_costs
+from rptrain.planner.choose import layer_costs
 from rptrain.schedule.machine import CARDS, GIB, Machine
 
 MODELS = {
@@ -26,7 +27,9 @@ MODELS = {
     "qwen3-32b": "full",
     "qwen3-235b-a22b": "lora",
 }
-WORKLOAD = Workload(sequences=4, length=2048, micro_batches=16, round_size=16, dtype=torch.bfloat16, asynchronous=True)
+WORKLOAD = StepLayout(
+    sequences=4, length=2048, micro_batches=16, round_size=16, dtype=torch.bfloat16, asynchronous=True
+)
 
 
 def frozen_times(spec, card):

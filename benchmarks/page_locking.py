@@ -27,7 +27,7 @@ from rptrain.bench.report import Report
 from rptrain.bench.run import bench
 from rptrain.cli.options import keep_allocator_tidy
 from rptrain.config.resolve import resolve
-from rptrain.engine import store
+from rptrain.engine.memory import arena
 
 ROOT = Path(__file__).resolve().parent.parent
 HUGE = 1 << 50  # bytes that no machine locks
@@ -66,7 +66,7 @@ def lockable(limit: int) -> Iterator[LimitedRuntime]:
             return torch.empty(HUGE, dtype=torch.uint8, pin_memory=True)  # raises an error
         return pin(tensor)
 
-    with patch.object(store, "_cudart", lambda: limited), patch.object(Tensor, "pin_memory", pin_memory):
+    with patch.object(arena, "_cudart", lambda: limited), patch.object(Tensor, "pin_memory", pin_memory):
         yield limited
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from rptrain.config.resolve import resolve
 from rptrain.machine.flags import MachineFlags
-from rptrain.planner.choose import Workload, layer_work
+from rptrain.planner.choose import layer_work, step_layout
 from rptrain.planner.report import PlanReport, report
 from rptrain.schedule.machine import CARDS
 
@@ -96,11 +96,11 @@ def device_seconds(found: PlanReport) -> dict[str, float]:
     """Seconds of a step's computation by kind of work, of all devices together."""
     assert found.run is not None
     plan, card, spec = found.run.plan, found.hardware.machine.card, found.spec
-    workload = Workload.of(found.config, card)
+    layout = step_layout(found.config, card)
     computed = [stage for stage in plan.stages if stage.kind == "F"]
     taken: dict[str, float] = {}
     for index, layer in enumerate(spec.stack):
-        forward, backward = layer_work(spec, layer, workload)
+        forward, backward = layer_work(spec, layer, layout)
         passes = [forward] * (1 + sum(index in stage.layers for stage in computed))  # once more in backward
         for work in (*passes, backward):
             for kind, seconds in card.times(work).items():

@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.engine.engine import Engine, Optimizer
-from rptrain.engine.store import ModelStore
+from rptrain.engine.engine import Devices, Engine
+from rptrain.engine.footprint import footprint
+from rptrain.engine.memory.step_layout import StepLayout
+from rptrain.engine.memory.store import ModelStore
+from rptrain.engine.optimizer import Optimizer
 from rptrain.kernels.batch import IGNORED, Batch
 from rptrain.models.families import registry
 from rptrain.models.transforms.balance import balanced
@@ -54,7 +57,7 @@ def held(store: ModelStore) -> Weights:
 
 def loaded(directory: Path, coefficient: float) -> ModelStore:
     spec = balanced(registry.build(registry.model_config(directory)), coefficient)
-    store = ModelStore(spec, torch.float64, generations=1)
+    store = ModelStore(spec, StepLayout(1, TOKENS, 1, 1, torch.float64, asynchronous=False))
     pretrained.load(pretrained.check(directory, spec), spec, store.held)
     store.loaded()
     return store
@@ -67,7 +70,9 @@ def ours(directory: Path, ids: Tensor, coefficient: float) -> Weights:
     batch = Batch(ids, positions, labels, ((tokens,),), sequences=1, length=tokens, supervised=tokens - 1)
     with loaded(directory, coefficient) as store:
         plan = Plan.parse(f"FB0-{len(store.spec.layers)} | N=1 M=1 MR=1")
-        with Engine(store, plan, ["cpu:0"], Optimizer(asynchronous=False), tokens=tokens) as engine:
+        with Engine(
+            store, plan, Devices(["cpu:0"], footprint(store.spec, plan.stages, store.layout)), Optimizer()
+        ) as engine:
             engine.forward_backward(batch)
             engine.step(RATE)
             engine.synchronize()

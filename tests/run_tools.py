@@ -32,11 +32,15 @@ from rptrain.checkpoint.atomic_dir import KIND, STATE, written_aside
 from rptrain.cli import argv
 from rptrain.cli.commands import app
 from rptrain.config.resolve import Resolved, resolve
+from rptrain.engine.engine import Engine
+from rptrain.engine.footprint import footprint
 from rptrain.engine.meter import Measured
+from rptrain.engine.recorder import Observers
 from rptrain.inference.free_memory import free_memory
 from rptrain.inference.generate import Request, generate_text
 from rptrain.models.families import registry
 from rptrain.models.locate import PRESETS
+from rptrain.models.spec import ModelShape
 from rptrain.models.weights import pretrained
 from rptrain.planner import memory
 from rptrain.planner.choose import RunPlan
@@ -156,18 +160,32 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def probed(probe: Callable[[str], None]) -> Callable[..., Engine]:
+    """Opens engines that call the probe."""
+
+    def opened(*given: Any, observers: Observers, **named: Any) -> Engine:
+        return Engine(*given, observers=replace(observers, probe=probe), **named)
+
+    return opened
+
+
 # Plans that are given
 
 
-def with_stages(made: RunPlan, text: str) -> RunPlan:
-    """The plan with other stages; its sizes stay as they were."""
-    return replace(made, plan=replace(made.plan, stages=Plan.parse(f"{text} | N=1 M=1 MR=1").stages))
+def with_stages(made: RunPlan, spec: ModelShape, text: str) -> RunPlan:
+    """The plan with other stages, and what they need on the devices; its other sizes stay as they were."""
+    plan = replace(made.plan, stages=Plan.parse(f"{text} | N=1 M=1 MR=1").stages)
+    return replace(made, plan=plan, device=footprint(spec, plan.stages, made.layout, plan.width))
 
 
 def plan_with(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Whatever is planned from now on has these stages."""
     make = memory.make_plan
-    monkeypatch.setattr(memory, "make_plan", lambda *sizes, **limits: with_stages(make(*sizes, **limits), text))
+
+    def made(spec: ModelShape, *sizes: Any, **limits: Any) -> RunPlan:
+        return with_stages(make(spec, *sizes, **limits), spec, text)
+
+    monkeypatch.setattr(memory, "make_plan", made)
 
 
 def replan_with(monkeypatch: pytest.MonkeyPatch, text: str) -> list[Measured]:
@@ -178,7 +196,7 @@ def replan_with(monkeypatch: pytest.MonkeyPatch, text: str) -> list[Measured]:
 
     def replan(job: Job, measured: Measured) -> RunPlan:
         calls.append(measured)
-        return with_stages(job.plan, text)
+        return with_stages(job.plan, job.spec, text)
 
     plan_with(monkeypatch, "FB0-3")
     monkeypatch.setattr(rptrain.train.replan, "replan", replan)

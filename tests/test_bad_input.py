@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.atomic_dir import read_manifest
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.planner import timings
-from rptrain.planner.choose import LIBRARIES, Limits, Workload, make_plan
+from rptrain.planner.choose import LIBRARIES, Limits, make_plan
 from rptrain.runs.folder.event_log import EventLog
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
@@ -159,7 +160,7 @@ def test_a_limit_too_small_for_the_largest_layer(model):
     spec = registry.build(read_config(model))
     for limit in (LIBRARIES // 2, LIBRARIES + 1000):
         with pytest.raises(UserError) as caught:
-            make_plan(spec, Machine(CPU, 1), Workload(16, 16, 4, 4, torch.float32, True), Limits(limit))
+            make_plan(spec, Machine(CPU, 1), StepLayout(16, 16, 4, 4, torch.float32, True), Limits(limit))
         said = str(caught.value)
         assert f"leaves {max(limit - LIBRARIES, 0)} B for tensors, but layer 'layers.0', the largest, needs" in said
         assert said.endswith("KiB even as its own stage, with 256 tokens per micro-batch")

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rptrain.engine.distributed.share import Share
+from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.meter import Measured
 from rptrain.kernels.batch import Batch
 from rptrain.machine import hardware
 from rptrain.models.families.registry import build
 from rptrain.models.spec import ModelSpec
-from rptrain.planner.choose import RunPlan, Workload, make_plan
+from rptrain.planner.choose import RunPlan, make_plan
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -91,7 +92,7 @@ def planned(sleeps: Sleeps, *, asynchronous: bool, rate: float | None) -> RunPla
     `rate` bytes per second, None if messages take no time.
     """
     spec = build(CONFIG)
-    workload = Workload(
+    layout = StepLayout(
         sequences=1,
         length=LENGTH,
         micro_batches=MICRO_BATCHES,
@@ -110,4 +111,4 @@ def planned(sleeps: Sleeps, *, asynchronous: bool, rate: float | None) -> RunPla
         steps=0,
     )
     machine = replace(hardware.machine(("cpu:0",)), network=rate)
-    return make_plan(spec, machine, workload, measured=times)
+    return make_plan(spec, machine, layout, measured=times)

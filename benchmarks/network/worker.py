@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,9 +17,11 @@ import torch.distributed
 
 from benchmarks.network.model import WORLD, Sleeps, batch, planned, sleeping_model
 from rptrain.engine.distributed.launch import Launch
-from rptrain.engine.distributed.peers import Peers, Shared
-from rptrain.engine.engine import Engine, Optimizer
-from rptrain.engine.store import ModelStore
+from rptrain.engine.distributed.peers import Peers
+from rptrain.engine.distributed.shared import Shared
+from rptrain.engine.engine import Devices, Engine
+from rptrain.engine.memory.store import ModelStore
+from rptrain.engine.optimizer import Optimizer
 
 dist: Any = torch.distributed
 
@@ -30,12 +33,10 @@ def main(rank: int, host: str, port: int, sleeps: Sleeps, *, asynchronous: bool)
         store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     with Peers(Launch(rank, WORLD, 0, 1, host, port)) as peers:
         shared, messages = Shared.open(peers, WORLD), peers.channel()
-        plan = planned(sleeps, asynchronous=asynchronous, rate=None).plan
-        kind = {"generations": 1 + asynchronous, "wide_grad": True, "share": shared.share}
-        with ModelStore(sleeping_model(sleeps), torch.bfloat16, **kind) as weights:
+        run, data = planned(sleeps, asynchronous=asynchronous, rate=None), batch()
+        with ModelStore(sleeping_model(sleeps), replace(run.layout, share=shared.share)) as weights:
             _fill(weights)
-            optimizer, data = Optimizer(asynchronous=asynchronous), batch()
-            with Engine(weights, plan, ["cpu:0"], optimizer, tokens=data.length, shared=shared) as engine:
+            with Engine(weights, run.plan, Devices(["cpu:0"], run.device), Optimizer(), partners=shared) as engine:
                 calls = {
                     "steps": lambda warm_up, count: _steps(engine, data, warm_up, count),
                     "messages": lambda nbytes, count: _messages(messages, 1 - rank, nbytes, count),

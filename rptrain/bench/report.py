@@ -46,8 +46,8 @@ from rptrain.bench.floor import Floor
 from rptrain.bench.idle import Usage, usage
 from rptrain.bench.memory import Peak
 from rptrain.bench.timeline import DeviceTimeline, StageLaunches, by_stage
+from rptrain.engine.memory.page_locking import Locking
 from rptrain.engine.meter import Measured
-from rptrain.engine.page_locking import Locking
 from rptrain.machine.hardware import device_kind
 from rptrain.planner.choose import LIBRARIES
 from rptrain.train.job import Job

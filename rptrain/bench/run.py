@@ -18,17 +18,18 @@ from rptrain.config.schema import Eval, TrainSet
 from rptrain.data.loader import RANDOM, RANDOM_ROWS
 from rptrain.engine.engine import Engine
 from rptrain.engine.iteration import Pending
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.meter import Meter
-from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
+from rptrain.engine.optim.traffic import update_bytes_of
+from rptrain.engine.recorder import Observers
 from rptrain.engine.reproducible import Reproducible
-from rptrain.engine.store import ModelStore
 from rptrain.kernels.compiling import COMPILED
 from rptrain.machine.hardware import here, program_bytes
 from rptrain.models.transforms.lora import set_magnitudes
 from rptrain.models.weights import pretrained
 from rptrain.train.job import Job, prepare_job, resolve_auto
 from rptrain.train.replan import COMPARED, Candidate, Comparison
-from rptrain.train.session import open_engine, open_store
+from rptrain.train.session import open_engine, open_store, optimizer_of
 from rptrain.train.steps import step_phase
 from rptrain.utils.phases import during
 
@@ -76,7 +77,7 @@ def bench(
             job, first = _choose_plan(job, store, tell)
         warmup = job.warm_up if warmup is None else warmup
         sampler = stack.enter_context(Sampler(job.devices))
-        with open_engine(job, store, meter=Meter(layers=False), trace=True) as engine:
+        with open_engine(job, store, optimizer_of(job), Observers(trace=True, meter=Meter(layers=False))) as engine:
             opened = time.perf_counter()
             done = _train(engine, job, warmup + steps + 1, tell, "step {} of {}")
             process, peaks, measured = program_bytes(), sampler.peaks(), engine.measured()
@@ -94,12 +95,7 @@ def bench(
             allocations=_grown(done[warmup - 1], done[warmup + steps - 1]),
             process=process,
             locking=engine.locking,
-            adam_bytes=update_bytes(
-                store.dtype,
-                job.config.optim.moments,
-                wide_grad=store.wide_grad,
-                codes=fraction_of_codes(unit for unit in store.spec.units if unit.trainable),
-            ),
+            adam_bytes=update_bytes_of(store.layout, (unit for unit in store.spec.units if unit.trainable)),
             lanes=tuple(lanes(job.devices, spans, engine.readings)),
             updates=tuple(updates(engine.readings)),
             measured=measured,
@@ -120,7 +116,9 @@ def _choose_plan(job: Job, store: ModelStore, tell: Callable[[str], object]) -> 
 
     Also returns when the first engine was open, and when it had finished a step.
     """
-    with open_engine(job, store, meter=Meter(warm_up=job.warm_up)) as engine:
+    with open_engine(
+        job, store, optimizer_of(job), Observers(job.config.engine.trace, Meter(warm_up=job.warm_up))
+    ) as engine:
         opened = time.perf_counter()
         done = _train(engine, job, job.warm_up + job.measuring, tell, "step {} of {} to plan with")
         first = opened, done[0].end
@@ -128,7 +126,7 @@ def _choose_plan(job: Job, store: ModelStore, tell: Callable[[str], object]) -> 
         if candidate is None or candidate.job.plan.plan == job.plan.plan:
             return job if candidate is None else candidate.job, first
         before = _time_steps(engine, job, tell, "step {} of {} with the first plan")
-    with open_engine(candidate.job, store) as engine:
+    with open_engine(candidate.job, store, optimizer_of(job), Observers(job.config.engine.trace)) as engine:
         _train(engine, job, candidate.job.warm_up, tell, "step {} of {} to warm up the new plan")
         comparison = Comparison(before, _time_steps(engine, job, tell, "step {} of {} with the new plan"))
     tell(comparison.sentence())

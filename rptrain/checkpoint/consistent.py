@@ -16,8 +16,8 @@ from rptrain.checkpoint.atomic_dir import BASE, STATE, Damaged
 from rptrain.checkpoint.state import read_state
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.unit_tensors import DTYPES, Layout, file_layout
-from rptrain.engine.optim.moments import kind_of, layout
-from rptrain.engine.store import accumulate_dtype
+from rptrain.engine.memory.moments import kind_of, layout
+from rptrain.engine.memory.step_layout import accumulate_dtype
 from rptrain.models.spec import ModelSpec
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import open_regular

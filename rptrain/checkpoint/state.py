@@ -7,8 +7,8 @@
       complete.json                       sizes and hashes of the rest; written last
 
 Gradients are not stored, because a step consumes them. Frozen units are not stored either (frozen.py). Of a unit that
-devices read in its wire format (engine/wire.py), `previous` has the bytes of that format; older versions stored the
-weights, which are quantized when they are read. The newest generation is made from `param`.
+devices read in its wire format (engine/memory/wire.py), `previous` has the bytes of that format; older versions stored
+the weights, which are quantized when they are read. The newest generation is made from `param`.
 
 If several processes train the model, each writes its elements of a unit into a file of its own (unit_files.py), whose
 tensors have these elements only; a wire format is in the file with element 0. The folder is on a file system that all
@@ -58,9 +58,9 @@ from rptrain.checkpoint.unit_tensors import (
     header,
     saved_tensors,
 )
-from rptrain.engine import wire
-from rptrain.engine.optim.moments import kind_of
-from rptrain.engine.store import UnitState
+from rptrain.engine.memory import wire
+from rptrain.engine.memory.moments import kind_of
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.models.base_files import BaseFile, base_files, with_replaced
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rptrain.checkpoint.atomic_dir import HASHED
-from rptrain.engine.optim.moments import kind_of, layout
-from rptrain.engine.store import UnitState
+from rptrain.engine.memory.moments import kind_of, layout
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.models.weights.safetensors_io import as_bytes
 
 DTYPES = {

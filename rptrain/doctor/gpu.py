@@ -9,7 +9,7 @@ from torch import Tensor
 from rptrain.doctor.checks import Check, check
 from rptrain.doctor.failures import FAILURES, failed
 from rptrain.engine.devices.accelerator import accelerator
-from rptrain.engine.page_locking import page_locked
+from rptrain.engine.memory.page_locking import page_locked
 from rptrain.machine.gpus import unusable
 from rptrain.machine.hardware import check_alike
 from rptrain.utils.errors import UserError

@@ -15,8 +15,8 @@ import rptrain
 from rptrain.checkpoint.trial import FULL, REMEDY, remedy, try_saving
 from rptrain.doctor.checks import Check, check
 from rptrain.doctor.failures import attempt
+from rptrain.engine.memory.arena import Arena
 from rptrain.engine.optim import adam
-from rptrain.engine.store import Arena
 from rptrain.utils import control_groups, native, numa
 from rptrain.utils.errors import describe
 from rptrain.utils.host_memory import available_bytes

@@ -8,9 +8,9 @@ from rptrain.engine.board import Board
 from rptrain.engine.devices.base import Probe
 from rptrain.engine.errors import Aborted, EngineError
 from rptrain.engine.iteration import Iteration
+from rptrain.engine.memory.boundary import BoundaryBuffers
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.recorder import Recorder
-from rptrain.engine.store import ModelStore
-from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.kernels.toolchain_errors import explain
 from rptrain.schedule.lower import Boundaries
 from rptrain.schedule.plan import Plan
@@ -33,7 +33,6 @@ class Context:
     bounds: Boundaries
     store: ModelStore
     buffers: BoundaryBuffers
-    lag: int  # 1 in async: iteration n reads version n - 1; 0 in sync: version n
     probe: Probe | None
     recorder: Recorder
     told: Callable[[BaseException], None] | None = None  # gets the first failure
@@ -70,6 +69,11 @@ class Context:
         for r in range(plan.rounds):
             if r not in rounds:
                 self.board.skip(("loss", r), number)
+
+    @property
+    def lag(self) -> int:
+        """1 in async: iteration n reads version n - 1; 0 in sync: version n."""
+        return int(self.store.layout.asynchronous)
 
     def read_version(self, iteration: int) -> int:
         """The version of the weights that an iteration computes with."""

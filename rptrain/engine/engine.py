@@ -10,14 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from rptrain.engine.context import Context
-from rptrain.engine.devices.base import STREAMS, Device, Probe, Stream
+from rptrain.engine.devices.base import STREAMS, Device, Stream
 from rptrain.engine.devices.cpu import CpuDevice
 from rptrain.engine.devices.cuda import CudaDevice
-from rptrain.engine.distributed.peers import Shared
 from rptrain.engine.embedding import EmbeddingWorker
 from rptrain.engine.errors import Aborted, EngineError
 from rptrain.engine.failures import gpu_failure
-from rptrain.engine.footprint import Shapes, footprint
+from rptrain.engine.footprint import Footprint
 from rptrain.engine.iteration import (
     Evaluation,
     Iteration,
@@ -27,18 +26,19 @@ from rptrain.engine.iteration import (
     StepResult,
     make_iteration,
 )
-from rptrain.engine.meter import Measured, Meter, Reading, measured_stages
+from rptrain.engine.memory.boundary import BoundaryBuffers
+from rptrain.engine.memory.page_locking import Locking, PageableRanges
+from rptrain.engine.memory.store import ModelStore
+from rptrain.engine.meter import Measured, Reading, measured_stages
 from rptrain.engine.optim.adam import CpuAdam
-from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
-from rptrain.engine.optim.worker import OptimizerWorker
-from rptrain.engine.page_locking import Locking, PageableRanges
+from rptrain.engine.optim.loss_scale import LossScale
+from rptrain.engine.optimizer import Optimizer, OptimizerWorker
+from rptrain.engine.partners import Partners
 from rptrain.engine.progress import StepProgress, work_of
-from rptrain.engine.recorder import Activity, Recorder
+from rptrain.engine.recorder import UNOBSERVED, Activity, Observers, Recorder
 from rptrain.engine.reproducible import Reproducible
 from rptrain.engine.snapshot import Snapshot
-from rptrain.engine.store import ModelStore, accumulate_dtype
 from rptrain.engine.trace import Trace
-from rptrain.engine.transfer.boundary import BoundaryBuffers
 from rptrain.engine.transfer.staging import Staging, StagingBuffers
 from rptrain.engine.worker import Worker
 from rptrain.kernels.batch import Batch
@@ -51,16 +51,12 @@ ITERATIONS_AHEAD = 2  # iterations in progress at once: one that ends, one that 
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """AdamW with decoupled weight decay. `asynchronous` is the paper's staleness-1 update."""
+class Devices:
+    """Devices by name, such as "cuda:0" or "cpu:0", and the memory of each."""
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 0.0  # 0: no clipping
-    asynchronous: bool = True
-    threads: int | None = None
-    seed: int = 0  # for the stochastic rounding of small moments
+    names: Sequence[str]
+    memory: Footprint  # what the plan needs
+    limit: int | None = None  # bytes that tensors may take on a GPU; None: all
 
 
 class Engine:
@@ -75,71 +71,56 @@ class Engine:
         self,
         store: ModelStore,
         plan: Plan,
-        devices: Sequence[str],
+        devices: Devices,
         optimizer: Optimizer,
         *,
-        tokens: int,
-        applied: int = 0,
-        loss_scale: LossScale = UNSCALED,
-        fp16_accumulation: bool = False,
-        device_limit: int | None = None,
-        probe: Probe | None = None,
-        trace: bool = False,
-        meter: Meter | None = None,
-        watched: bool = False,
-        shared: Shared | None = None,
+        observers: Observers = UNOBSERVED,
+        partners: Partners | None = None,
     ) -> None:
-        """`shared`: the part of this process, if several train the model; `plan` is for its groups of replicas."""
+        """`partners`: the other processes, if several train the model; `plan` is for this one's groups of replicas."""
+        layout, meter, names = store.layout, observers.meter, devices.names
         validate(plan, len(store.spec.stack))
-        assert len(devices) == plan.devices
-        assert store.generations == 1 + optimizer.asynchronous
-        assert store.replicas == plan.replicas
-        assert store.wide_grad == (plan.rounds > 1 or shared is not None)
-        self.plan, self.store = plan, store
-        self.trace = Trace() if trace else None
+        assert len(names) == plan.devices
+        sizes = (layout.micro_batches, layout.round_size, layout.replicas)
+        assert sizes == (plan.micro_batches, plan.round_size, plan.replicas)
+        assert layout.share == (None if partners is None else partners.share)
+        self.plan, self.store, self._layout = plan, store, layout
+        self.trace = Trace() if observers.trace else None
         self._meter = meter
-        self._tokens, self._shared = tokens, shared
-        self._cuda = any(name.startswith("cuda") for name in devices)
+        self._partners = partners
+        self._cuda = any(name.startswith("cuda") for name in names)
         self._next = self._steps = self._evaluations = 0  # calls of forward_backward, step, evaluate
         self._named = False  # the GPU that failed
         self._dropped = False  # the steps that were not applied
         self._threads: list[Worker | OptimizerWorker | EmbeddingWorker] = []
         with ExitStack() as stack:
-            stack.callback(Reproducible(cuda=self._cuda, fp16_accumulation=fp16_accumulation).restore)
-            bounds, width = boundaries(plan.stages), store.spec.hidden_size
-            buffers = BoundaryBuffers(bounds, plan, tokens, width, store.dtype)
+            stack.callback(Reproducible(cuda=self._cuda, fp16_accumulation=layout.half_sums).restore)
+            bounds = boundaries(plan.stages)
+            buffers = BoundaryBuffers(bounds, plan, layout, store.spec.hidden_size)
             stack.callback(buffers.close)
             staging: StagingBuffers | None = None
             if len(store.in_memory) < len(store.units):
-                staging = StagingBuffers(store.spec, store.dtype, plan.devices)
+                staging = StagingBuffers(store.spec, layout.dtype, plan.devices)
                 stack.callback(staging.close)
             self.locking = self._lock(buffers, staging)
-            lag = int(optimizer.asynchronous)
             measured = measured_stages(store.spec, plan.stages) if meter is not None and meter.layers else ()
-            recorder = Recorder(plan.devices, trace=self.trace, meter=meter, measured=measured, watched=watched)
-            told = None if shared is None else shared.peers.fail
-            self._context = Context(plan, bounds, store, buffers, lag, probe, recorder, told)
+            recorder = Recorder(
+                plan.devices, trace=self.trace, meter=meter, measured=measured, watched=observers.watched
+            )
+            told = None if partners is None else partners.fail
+            self._context = Context(plan, bounds, store, buffers, observers.probe, recorder, told)
             self._publish_weights()
             adam = CpuAdam(optimizer.betas, optimizer.eps, optimizer.threads)
             stack.callback(adam.close)
-            self._devices = [self._open(name, device_limit, probe, stack) for name in devices]
-            if shared is not None:
-                shared.peers.on_loss(partial(self._context.fail, "heartbeats"))
-                stack.callback(shared.peers.on_loss, None)
+            self._devices = [self._open(name, devices.limit, stack) for name in names]
+            if partners is not None:
+                partners.on_loss(partial(self._context.fail, "heartbeats"))
+                stack.callback(partners.on_loss, None)
             stack.callback(self._end_threads)
-            self._optimizer = OptimizerWorker(
-                self._context,
-                adam,
-                weight_decay=optimizer.weight_decay,
-                max_grad_norm=optimizer.max_grad_norm,
-                seed=optimizer.seed,
-                applied=applied,
-                loss_scale=loss_scale,
-                shared=shared,
-            )
+            self._optimizer = OptimizerWorker(self._context, adam, optimizer, partners)
             self._threads.append(self._optimizer)
             self._threads.append(EmbeddingWorker(self._context))
-            self._start_workers(staging)
+            self._start_workers(devices.memory, staging)
             self._resources = stack.pop_all()
 
     def _lock(self, buffers: BoundaryBuffers, staging: StagingBuffers | None) -> Locking:
@@ -166,16 +147,14 @@ class Engine:
             for version, generation in ((-1, state.before), (0, state.current)):
                 board.publish(("version", index), version, generation)
 
-    def _start_workers(self, staging: StagingBuffers | None) -> None:
-        store, plan = self.store, self.plan
-        shapes = Shapes(self._tokens, plan.micro_batches, store.dtype, store.wide_grad, width=plan.width)
-        sizes = footprint(store.spec, plan.stages, shapes)
+    def _start_workers(self, sizes: Footprint, staging: StagingBuffers | None) -> None:
         for index, device in enumerate(self._devices):
             staged = None if staging is None else Staging(self._context, index, staging.of[index])
-            self._threads.append(Worker(self._context, index, device, sizes, self._tokens, staged))
+            self._threads.append(Worker(self._context, index, device, sizes, staged))
 
-    def _open(self, name: str, limit: int | None, probe: Probe | None, stack: ExitStack) -> Device:
+    def _open(self, name: str, limit: int | None, stack: ExitStack) -> Device:
         kind, _, index = name.partition(":")
+        probe = self._context.probe
         if kind == "cuda":
             pageable = PageableRanges(self.locking.pageable) if self.locking.pageable else None
             device: Device = CudaDevice(int(index), limit, probe, pageable)
@@ -212,7 +191,7 @@ class Engine:
             thread.submit(iteration)
 
         def losses() -> Tensor:
-            if self._shared is not None:
+            if self._partners is not None:
                 self._wait(("losses",), iteration.number)
                 return iteration.step_losses[0]
             for r in range(self.plan.rounds):
@@ -249,13 +228,14 @@ class Engine:
 
     def _iteration(self, batch: Batch) -> Iteration:
         """The iteration of a step's batch, or of the micro-batches of this process."""
-        own = batch if self._shared is None else self._shared.share.batch(batch, self.plan)
-        dtype = accumulate_dtype(self.store.dtype)
-        return make_iteration(self._next, own, dtype, pin=self._cuda, whole=batch)
+        share = self._layout.share
+        own = batch if share is None else share.batch(batch, self.plan)
+        return make_iteration(self._next, own, self._layout.wide, pin=self._cuda, whole=batch)
 
     def _check_size(self, batch: Batch) -> None:
-        groups = self.plan.replicas if self._shared is None else self._shared.share.replicas
-        expected = (self.plan.micro_batches // self.plan.replicas * groups, self._tokens)
+        share = self._layout.share
+        groups = self.plan.replicas if share is None else share.replicas
+        expected = (self.plan.micro_batches // self.plan.replicas * groups, self._layout.tokens)
         count, tokens = batch.input_ids.shape
         if not 1 <= count <= expected[0] or tokens != expected[1]:
             raise ValueError(f"the batch is {(count, tokens)}, the plan is for {expected} at most")
@@ -309,7 +289,7 @@ class Engine:
         for index in range(len(workers)):
             self._wait(("evaluated", index), number)
         losses = iteration.losses
-        if self._shared is not None:
+        if self._partners is not None:
             self._optimizer.submit(Evaluation(iteration, number))
             self._wait(("evaluation losses",), number)
             losses = iteration.step_losses[0]
@@ -435,8 +415,8 @@ class Engine:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             self._context.board.abort()  # releases the threads that wait for work in progress
-            if self._shared is not None:
-                self._shared.peers.fail(error)
+            if self._partners is not None:
+                self._partners.fail(error)
         try:
             self.close()
         except RuntimeError:  # a failed GPU cannot be synchronized either; the first failure matters more

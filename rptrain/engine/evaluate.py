@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.context import Context
+from rptrain.engine.device_buffers import DeviceBuffers
 from rptrain.engine.devices.base import Device, Event
 from rptrain.engine.iteration import Evaluation, Iteration
-from rptrain.engine.transfer.copies import ParamLayout, staged
-from rptrain.engine.transfer.inputs import DocumentShape, Inputs
-from rptrain.engine.transfer.ring import Ring
+from rptrain.engine.transfer.copies import staged
+from rptrain.engine.transfer.inputs import DocumentShape
+from rptrain.engine.transfer.layouts import ParamLayout
 from rptrain.engine.transfer.staging import Staging
 from rptrain.models.params import Params
 from rptrain.schedule.lower import CHUNK_BYTES, RING, Access, Chunk, windows
@@ -26,20 +27,11 @@ class Evaluator:
     """
 
     def __init__(
-        self,
-        context: Context,
-        index: int,
-        device: Device,
-        inputs: Inputs,
-        x: Ring,
-        out: Ring,
-        losses: Tensor,
-        prepared: Tensor,
-        staging: Staging | None,
+        self, context: Context, index: int, device: Device, buffers: DeviceBuffers, staging: Staging | None
     ) -> None:
-        self._context, self._index, self._device, self._inputs = context, index, device, inputs
-        self._x, self._out, self._losses, self._prepared = x, out, losses, prepared
+        self._context, self._index, self._device, self._buffers = context, index, device, buffers
         self._staging = staging
+        self._sent: dict[int, Event] = {}  # downloads of the last layer's outputs, by micro-batch
         self.where: str | None = None
 
     def run(self, evaluation: Evaluation, slot: Tensor, read: Event | None) -> None:
@@ -51,14 +43,14 @@ class Evaluator:
         context, device, iteration = self._context, self._device, evaluation.iteration
         plan, spec, units = context.plan, context.store.spec, context.store.units
         table = units[0].views[units[0].current]["embed"]
-        self._inputs.upload(iteration, device.activation_upload)
+        self._buffers.inputs.upload(iteration, device.activation_upload)
         at_once = plan.round_size * plan.replicas
         count = iteration.micro_batches
         for first in range(0, count, at_once):
             # every N-th of these, so that no two devices share host buffers
             mine = range(first + self._index, min(first + at_once, count), plan.devices)
             hidden = {m: context.buffers.locate(Access(0, 0), 0, m)[0] for m in mine}
-            sent: dict[int, Event] = {}
+            self._sent.clear()
             if self._staging is not None:
                 file_backed = (
                     unit for layer in spec.stack for unit in layer.units if units[unit].file_backed is not None
@@ -76,18 +68,18 @@ class Evaluator:
                     with staged(self._staging, state, device.param_upload, state.current, chunk) as source:
                         device.param_upload.copy("", target, source)
                 device.compute.wait(device.param_upload.record())
-                bound = layout.bind(slot, self._prepared)[0]
+                bound = layout.bind(slot, self._buffers.prepared)[0]
                 if bound.prepared:
                     device.compute.run(f"{self.where} preparing parameters", bound.prepare)
                 for turn, m in enumerate(mine):
-                    self._forward(iteration, index, m, turn % RING, bound.params, hidden[m], sent)
+                    self._forward(iteration, index, m, turn % RING, bound.params, hidden[m])
                     progressed()
                 read = device.compute.record()
                 read.synchronize()  # rounds share the buffers, and the driver's queues fill
         download = device.activation_download
         download.wait(device.compute.record())
         for m in (m for m in range(count) if m % at_once % plan.devices == self._index):
-            target, source = iteration.losses[m], self._losses[m]
+            target, source = iteration.losses[m], self._buffers.losses[m]
             download.run("", lambda t=target, s=source: t.copy_(s, non_blocking=True))
         download.record().synchronize()
         self.where = None
@@ -97,31 +89,22 @@ class Evaluator:
         store = self._context.store
         return windows([(unit, store.spec.units[unit].wire_bytes(store.dtype.itemsize))], 1, CHUNK_BYTES)[0]
 
-    def _forward(
-        self,
-        iteration: Iteration,
-        index: int,
-        m: int,
-        turn: int,
-        params: Params,
-        hidden: Tensor,
-        sent: dict[int, Event],
-    ) -> None:
+    def _forward(self, iteration: Iteration, index: int, m: int, turn: int, params: Params, hidden: Tensor) -> None:
         """Runs one micro-batch through one layer. Replaces `hidden`, on the host; the head writes a loss instead."""
         device, spec = self._device, self._context.store.spec
         self.where = f"evaluation, layer {index} micro-batch {m}"
-        x = self._x.claim(turn, device.activation_upload)
-        if m in sent:
-            device.activation_upload.wait(sent[m])
+        x = self._buffers.x.claim(turn, device.activation_upload)
+        if m in self._sent:
+            device.activation_upload.wait(self._sent[m])
         device.activation_upload.copy(f"{self.where} input", x, hidden)
         device.compute.wait(device.activation_upload.record())
-        self._inputs.select(iteration, m, device.compute)
+        self._buffers.inputs.select(iteration, m, device.compute)
         layout = DocumentShape.of(iteration.documents[m], iteration.length)
         head = index == len(spec.layers)
-        out = self._losses[m] if head else self._out.claim(turn, device.compute)
+        out = self._buffers.losses[m] if head else self._buffers.out.claim(turn, device.compute)
 
         def compute() -> None:
-            mb = replace(self._inputs.describe(iteration, layout), sample=None)  # no dropout
+            mb = replace(self._buffers.inputs.describe(iteration, layout), sample=None)  # no dropout
             if head:
                 out.copy_(spec.head.loss(params, x, mb))
             else:
@@ -129,10 +112,10 @@ class Evaluator:
 
         device.compute.run(self.where, compute)
         done = device.compute.record()
-        self._x.release(turn, done)
+        self._buffers.x.release(turn, done)
         if not head:
             download = device.activation_download
             download.wait(done)
             download.copy(f"{self.where} output", hidden, out)
-            sent[m] = download.record()
-            self._out.release(turn, sent[m])
+            self._sent[m] = download.record()
+            self._buffers.out.release(turn, self._sent[m])

@@ -9,31 +9,16 @@ from typing import NamedTuple
 
 import torch
 
-from rptrain.engine.store import accumulate_dtype
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.transfer.inputs import index_bytes
+from rptrain.engine.transfer.layouts import stage_units
 from rptrain.models.params import Unit
 from rptrain.models.spec import ModelShape
 from rptrain.schedule.lower import CHUNK_BYTES, RING, outputs
 from rptrain.schedule.plan import Stage
 
-ROTATION = 16  # bytes per token and frequency of rotary positions: angle, cosine, sine and one of these scaled
-
 ALIGNMENT = 512  # bytes; a stage's parameters and gradient accumulators take a multiple of it
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """The sizes for which device memory is planned: T tokens per micro-batch.
-
-    The stages of a device are every `width`-th slot of its group.
-    """
-
-    tokens: int
-    micro_batches: int
-    dtype: torch.dtype
-    wide_grad: bool  # gradients are downloaded as float32 partial sums
-    fused: bool = False  # the fused kernels run, which keep no upcast copies
-    width: int = 1  # devices of a group
+ROTATION = 16  # bytes per token and frequency of rotary positions: angle, cosine, sine and one of these scaled
 
 
 class StageMemory(NamedTuple):
@@ -63,11 +48,6 @@ class Footprint:
         return self.params + self.prepared + self.sums + self.rounded + self.rings + self.indices + self.work
 
 
-def stage_units(spec: ModelShape, stage: Stage) -> tuple[int, ...]:
-    """The stage's parameter units, in order."""
-    return tuple(unit for layer in spec.stack[stage.start : stage.stop] for unit in layer.units)
-
-
 def stage_bytes(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:
     """Bytes of the stage's parameters as they are uploaded."""
     return sum(spec.units[unit].wire_bytes(dtype.itemsize) for unit in stage_units(spec, stage))
@@ -79,16 +59,16 @@ def stage_prepared(spec: ModelShape, stage: Stage, dtype: torch.dtype) -> int:
     return sum(unit.prepared_bytes(dtype.itemsize, backward=stage.backward) for unit in units)
 
 
-def stage_memory(spec: ModelShape, stage: Stage, shapes: Shapes) -> StageMemory:
+def stage_memory(spec: ModelShape, stage: Stage, layout: StepLayout) -> StageMemory:
     """The memory that a stage needs, in whole ALIGNMENTs where two stages share a buffer."""
-    return StageMemories(spec, shapes).of(stage)
+    return StageMemories(spec, layout).of(stage)
 
 
 class StageMemories:
     """The memory that each of many stages needs, from that of its layers."""
 
-    def __init__(self, spec: ModelShape, shapes: Shapes) -> None:
-        self._spec, self._shapes = spec, shapes
+    def __init__(self, spec: ModelShape, layout: StepLayout) -> None:
+        self._spec, self._layout = spec, layout
         self._known: dict[Stage, StageMemory] = {}
 
     def of(self, stage: Stage) -> StageMemory:
@@ -106,7 +86,7 @@ class StageMemories:
             _whole(self._wire[stop] - self._wire[start]),
             prepared[stop] - prepared[start],
             _whole(self._sums[stop] - self._sums[start]) if stage.backward else 0,
-            work + self._shapes.tokens * self._rotation,
+            work + self._layout.tokens * self._rotation,
         )
 
     @cached_property
@@ -122,29 +102,29 @@ class StageMemories:
 
     @cached_property
     def _wire(self) -> list[int]:
-        return self._before(lambda unit: unit.wire_bytes(self._shapes.dtype.itemsize))
+        return self._before(lambda unit: unit.wire_bytes(self._layout.dtype.itemsize))
 
     @cached_property
     def _prepared_forward(self) -> list[int]:
-        return self._before(lambda unit: unit.prepared_bytes(self._shapes.dtype.itemsize, backward=False))
+        return self._before(lambda unit: unit.prepared_bytes(self._layout.dtype.itemsize, backward=False))
 
     @cached_property
     def _prepared_backward(self) -> list[int]:
-        return self._before(lambda unit: unit.prepared_bytes(self._shapes.dtype.itemsize, backward=True))
+        return self._before(lambda unit: unit.prepared_bytes(self._layout.dtype.itemsize, backward=True))
 
     @cached_property
     def _sums(self) -> list[int]:
-        itemsize = accumulate_dtype(self._shapes.dtype).itemsize
+        itemsize = self._layout.wide.itemsize
         return self._before(lambda unit: unit.numel * itemsize if unit.trainable else 0)
 
     @cached_property
     def _kept(self) -> list[int]:
-        shapes = self._shapes
-        return [layer.kept_bytes(shapes.tokens, shapes.dtype.itemsize) for layer in self._spec.stack]
+        layout = self._layout
+        return [layer.kept_bytes(layout.tokens, layout.dtype.itemsize) for layer in self._spec.stack]
 
     @cached_property
     def _workspace(self) -> list[int]:
-        tokens, itemsize, fused = self._shapes.tokens, self._shapes.dtype.itemsize, self._shapes.fused
+        tokens, itemsize, fused = self._layout.tokens, self._layout.dtype.itemsize, self._layout.fused
         return [layer.workspace_bytes(tokens, itemsize, fused=fused) for layer in self._spec.stack]
 
 
@@ -171,28 +151,28 @@ def largest_layer(spec: ModelShape, dtype: torch.dtype) -> int:
     return max(sum(spec.units[unit].wire_bytes(dtype.itemsize) for unit in layer.units) for layer in spec.stack)
 
 
-def rounded_bytes(spec: ModelShape, shapes: Shapes) -> int:
+def rounded_bytes(spec: ModelShape, layout: StepLayout) -> int:
     """Bytes of the buffer through which rounded gradients are downloaded; none if the accumulators are."""
-    if shapes.wide_grad or shapes.dtype == accumulate_dtype(shapes.dtype):
+    if layout.grad_dtype == layout.wide:
         return 0
     units = {unit for layer in spec.stack for unit in spec.trained(layer.units)}
-    return min(CHUNK_BYTES, max((spec.units[unit].numel for unit in units), default=0) * shapes.dtype.itemsize)
+    return min(CHUNK_BYTES, max((spec.units[unit].numel for unit in units), default=0) * layout.dtype.itemsize)
 
 
-def ring_parts(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> tuple[int, int, int]:
+def ring_parts(spec: ModelShape, stages: Sequence[Stage], layout: StepLayout) -> tuple[int, int, int]:
     """Entries of the output ring, bytes of all rings, and bytes of the index tensors."""
     entries = RING * max(outputs(stages)[0])
-    boundary = shapes.tokens * spec.hidden_size * shapes.dtype.itemsize
-    return entries, (2 * RING + entries) * boundary, index_bytes(shapes.micro_batches, shapes.tokens)
+    boundary = layout.tokens * spec.hidden_size * layout.dtype.itemsize
+    return entries, (2 * RING + entries) * boundary, index_bytes(layout)
 
 
-def footprint(spec: ModelShape, stages: Sequence[Stage], shapes: Shapes) -> Footprint:
-    """The device memory that a plan with these stages needs."""
-    memories = StageMemories(spec, shapes)
+def footprint(spec: ModelShape, stages: Sequence[Stage], layout: StepLayout, width: int = 1) -> Footprint:
+    """The device memory that a plan with these stages needs. A device has every `width`-th slot of its group."""
+    memories = StageMemories(spec, layout)
     memory = [memories.of(stage) for stage in stages]
-    params, prepared, sums, work = shared_bytes(memory, shapes.width, largest_layer(spec, shapes.dtype))
-    entries, rings, indices = ring_parts(spec, stages, shapes)
-    return Footprint(entries, params, prepared, sums, rounded_bytes(spec, shapes), rings, indices, work)
+    params, prepared, sums, work = shared_bytes(memory, width, largest_layer(spec, layout.dtype))
+    entries, rings, indices = ring_parts(spec, stages, layout)
+    return Footprint(entries, params, prepared, sums, rounded_bytes(spec, layout), rings, indices, work)
 
 
 def _whole(nbytes: int) -> int:

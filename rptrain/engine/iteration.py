@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.devices.base import Event
-from rptrain.engine.page_locking import page_locked
+from rptrain.engine.memory.page_locking import page_locked
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.kernels.batch import Batch
 
 
@@ -57,9 +58,10 @@ class Evaluation:
     number: int  # counts from 0
 
 
-def iteration_bytes(micro_batches: int, tokens: int) -> int:
+def iteration_bytes(layout: StepLayout) -> int:
     """Bytes of host memory that the index tensors of an iteration take."""
-    return micro_batches * (tokens * 3 * 8 + (tokens + 1) * 4 + 3 * 8)
+    tokens = layout.tokens
+    return layout.micro_batches * (tokens * 3 * 8 + (tokens + 1) * 4 + 3 * 8)
 
 
 def make_iteration(

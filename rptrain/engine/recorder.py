@@ -14,7 +14,7 @@ from math import inf
 
 from rptrain.engine import meter
 from rptrain.engine.board import Board
-from rptrain.engine.devices.base import Mark, Stream
+from rptrain.engine.devices.base import Mark, Probe, Stream
 from rptrain.engine.meter import Meter, Stamp
 from rptrain.engine.progress import work_of
 from rptrain.engine.trace import Arrival, ComputeInterval, Copy, Span, Trace, Work
@@ -73,6 +73,19 @@ class Activity:
     optimizer: str  # what its thread does
     update_seconds: float | None  # duration of the last update; None before the first
     queue: int  # steps that were submitted and not applied
+
+
+@dataclass(frozen=True)
+class Observers:
+    """What records a run or looks at it; nothing that is computed depends on it."""
+
+    trace: bool = False  # whether a trace is kept
+    meter: Meter | None = None
+    watched: bool = False  # device states have times, at the price of two marks per computation
+    probe: Probe | None = None
+
+
+UNOBSERVED = Observers()
 
 
 class Recorder:

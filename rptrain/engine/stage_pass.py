@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,23 @@ from rptrain.models.spec import ModelSpec
 from rptrain.schedule.plan import Stage
 
 PIECE_STEPS = 8  # of a pass that are issued together
+
+
+@dataclass(frozen=True)
+class StageWeights:
+    """The parameters and gradient accumulators of a stage, by layer."""
+
+    params: Sequence[Params]
+    sums: Sequence[Grads]
+
+
+@dataclass(frozen=True)
+class StageTensors:
+    """What a stage reads and writes of a micro-batch: its input, the gradient of its output, outputs by boundary."""
+
+    x: Tensor
+    dy: Tensor | None
+    outputs: Mapping[int, Tensor]
 
 
 class StagePass:
@@ -27,21 +45,15 @@ class StagePass:
         spec: ModelSpec,
         stage: Stage,
         describe: Callable[[], MicroBatch],
-        params: Sequence[Params],
-        sums: Sequence[Grads],
-        x: Tensor,
-        dy: Tensor | None,
-        outputs: Mapping[int, Tensor],
+        weights: StageWeights,
+        tensors: StageTensors,
         timed: LayerTimer | None,
     ) -> None:
-        """`params` and `sums` (gradient accumulators) are listed by layer of the stage, `outputs` by boundary.
-
-        `describe` is called inside the stream; `timed` measures each pass over a layer.
-        """
+        """`describe` is called inside the stream; `timed` measures each pass over a layer."""
         self._spec, self._stage, self._describe = spec, stage, describe
         self._timed = timed or (lambda kind, layer: nullcontext())
-        self._params, self._sums, self._outputs = params, sums, outputs
-        self._h, self._dy = x, dy
+        self._params, self._sums, self._outputs = weights.params, weights.sums, tensors.outputs
+        self._h, self._dy = tensors.x, tensors.dy
         self._saved: list[Any] = []
 
     def pieces(self, *, by_layer: bool = False) -> list[range]:

@@ -10,24 +10,21 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rptrain.engine.context import Context
+from rptrain.engine.device_buffers import DeviceBuffers, Ring
 from rptrain.engine.devices.base import Device, Event
 from rptrain.engine.evaluate import Evaluator
 from rptrain.engine.footprint import Footprint
 from rptrain.engine.iteration import Evaluation, Iteration
-from rptrain.engine.stage_pass import StagePass
-from rptrain.engine.store import accumulate_dtype
+from rptrain.engine.stage_pass import StagePass, StageTensors, StageWeights
 from rptrain.engine.trace import Arrival
-from rptrain.engine.transfer.copies import Bound, Download, GradLayout, ParamLayout, Upload
-from rptrain.engine.transfer.inputs import DocumentShape, Inputs
-from rptrain.engine.transfer.ring import Ring
+from rptrain.engine.transfer.copies import DeviceLink, Download, Upload
+from rptrain.engine.transfer.inputs import DocumentShape
+from rptrain.engine.transfer.layouts import Bound, GradLayout, ParamLayout
 from rptrain.engine.transfer.staging import Staging
-from rptrain.engine.transfer.two_ended import TwoEnded
 from rptrain.kernels.quant import make_tables
-from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import RING, Access, StageIO
 from rptrain.schedule.plan import Slot
 from rptrain.utils import numa
@@ -77,43 +74,26 @@ class _Output:
 class Worker:
     """One thread and one device. `submit` hands it iterations in order, and None to end it."""
 
-    def __init__(
-        self, context: Context, index: int, device: Device, sizes: Footprint, tokens: int, staging: Staging | None
-    ) -> None:
+    def __init__(self, context: Context, index: int, device: Device, sizes: Footprint, staging: Staging | None) -> None:
         """`staging` is given if some units are file-backed, and is closed with the worker."""
         self._context, self._index, self._device, self._staging = context, index, device, staging
         self._recorder = context.recorder.devices[index]
-        spec: ModelSpec = context.store.spec
-        dtype, wide = context.store.dtype, accumulate_dtype(context.store.dtype)
+        spec, layout = context.store.spec, context.store.layout
         self._spec = spec
-        self._params = TwoEnded(device.empty(sizes.params, torch.uint8))
-        self._prepared = device.empty(sizes.prepared, torch.uint8)  # for the stage that is computed
+        self._buffers = DeviceBuffers.allocate(device, spec, layout, sizes)
+        self._link = DeviceLink(context, device, staging, self._buffers.rounded)
         if any(unit.quantized for unit in spec.units):
             make_tables(device.torch_device)
         self._param_read: list[Event | None] = [None, None]
-        self._sums = TwoEnded(device.empty(sizes.sums // wide.itemsize, wide))
-        grad = context.store.grad_dtype
-        self._rounded = device.empty(sizes.rounded // grad.itemsize, grad) if sizes.rounded else None
         self._summed: dict[int, _Summed] = {}  # of the last backward stage at each end
         self._latest: _Summed | None = None  # of the last backward stage
         self._backward = 0  # backward stages so far; selects the end of the accumulators of the next one
-
-        def ring(entries: int) -> Ring:
-            boundary = (tokens, spec.hidden_size)
-            return Ring([device.empty(tokens * spec.hidden_size, dtype).view(boundary) for _ in range(entries)])
-
-        self._x, self._dy, self._out = ring(RING), ring(RING), ring(sizes.outputs)
         self._computed = 0  # micro-batches so far; selects the rings' entries
         self._ahead: deque[Event] = deque()  # ends of the last micro-batches that were issued
         self._pieces: deque[Event] = deque()  # ends of the last pieces of micro-batches that were issued
-        self._inputs = Inputs(device, spec, context.plan.micro_batches, tokens, wide)
-        self._losses = device.empty(context.plan.micro_batches, wide)
-        self._loss = device.empty(1, wide)[0]  # the loss of the micro-batch that is computed
         self._losses_read: Event | None = None
-        self._evaluator = Evaluator(
-            context, index, device, self._inputs, self._x, self._out, self._losses, self._prepared, staging
-        )
-        self._layouts = [ParamLayout(spec, stage, dtype) for stage in context.plan.stages]
+        self._evaluator = Evaluator(context, index, device, self._buffers, staging)
+        self._layouts = [ParamLayout(spec, stage, layout.dtype) for stage in context.plan.stages]
         self._grad_layouts = [GradLayout(spec, stage) for stage in context.plan.stages]
         self._params_of: dict[tuple[int, int], list[Bound]] = {}  # by stage and end of the parameters' buffer
         self._sums_of: dict[tuple[int, int], list[dict[str, Tensor]]] = {}  # by stage and end of the accumulators'
@@ -191,18 +171,18 @@ class Worker:
             if self._staging is not None:
                 upload.finish()
             end = self._turn % 2  # holds the upload for the next slot
-            self._evaluator.run(iteration, self._params.rest(end, upload.nbytes), self._param_read[1 - end])
+            self._evaluator.run(iteration, self._buffers.params.rest(end, upload.nbytes), self._param_read[1 - end])
         if iteration is None:
             self._flush()
             return None
-        self._inputs.upload(iteration, self._device.activation_upload)
+        self._buffers.inputs.upload(iteration, self._device.activation_upload)
         return iteration
 
     def _upload(self, number: int, slot: Slot, turn: int, count: int = 1) -> Upload:
         """The upload for a slot, in `count` windows."""
         layout = self._layouts[slot.stage_index]
-        target = self._params.part(turn % 2, layout.size)
-        return Upload(self._context, self._device, layout, number, slot, target, self._staging, count)
+        target = self._buffers.params.part(turn % 2, layout.size)
+        return Upload(self._link, layout, number, slot, target, count)
 
     def _flush(self) -> None:
         if self._download is not None:
@@ -232,7 +212,7 @@ class Worker:
         if not slot.micro_batches:
             self._drop(upload)
             self._overwrite_after(1 - parity)
-        fit = self._params.fit(upload.nbytes, following.nbytes)  # always, unless the iteration is short
+        fit = self._buffers.params.fit(upload.nbytes, following.nbytes)  # always, unless the iteration is short
         for m in slot.micro_batches:
             self._where = f"{slot} micro-batch {m}"
             if len(self._ahead) == MICRO_BATCHES_AHEAD:
@@ -266,14 +246,16 @@ class Worker:
         """The parameters of a stage at an end of the buffer: hundreds of views, made once because that takes long."""
         if (stage, end) not in self._params_of:
             layout = self._layouts[stage]
-            self._params_of[stage, end] = layout.bind(self._params.part(end, layout.size), self._prepared)
+            self._params_of[stage, end] = layout.bind(
+                self._buffers.params.part(end, layout.size), self._buffers.prepared
+            )
         return self._params_of[stage, end]
 
     def _bind_sums(self, stage: int, end: int) -> list[dict[str, Tensor]]:
         """The gradient accumulators of a backward stage at an end of their buffer."""
         if (stage, end) not in self._sums_of:
             layout = self._grad_layouts[stage]
-            self._sums_of[stage, end] = layout.bind(self._sums.part(end, layout.size))
+            self._sums_of[stage, end] = layout.bind(self._buffers.sums.part(end, layout.size))
         return self._sums_of[stage, end]
 
     def _micro_batch(self, run: _SlotRun, m: int) -> tuple[Event, Event, Event]:
@@ -292,8 +274,8 @@ class Worker:
     def _receive(self, run: _SlotRun, m: int, entry: int) -> tuple[Tensor, Tensor | None, Event]:
         """Uploads the stage's input activations and, for a B stage, the gradient of its output."""
         io = run.io
-        x = self._upload_input(self._x, entry, io.x_in, run.iteration.number, m)
-        dy = self._upload_input(self._dy, entry, io.dy_in, run.iteration.number, m) if io.dy_in else None
+        x = self._upload_input(self._buffers.x, entry, io.x_in, run.iteration.number, m)
+        dy = self._upload_input(self._buffers.dy, entry, io.dy_in, run.iteration.number, m) if io.dy_in else None
         arrived = self._device.activation_upload.record()
         self._device.compute.wait(arrived)
         return x, dy, arrived
@@ -317,7 +299,7 @@ class Worker:
         written = run.io.x_out if run.io.dx_out is None else (run.io.dx_out,)
         entries = range(entry, entry + RING * len(written), RING)
         outputs = [
-            _Output(access, at, self._out.claim(at, self._device.compute))
+            _Output(access, at, self._buffers.out.claim(at, self._device.compute))
             for access, at in zip(written, entries, strict=True)
         ]
         self._recorder.claimed(entries, self._context.read_version(run.iteration.number))
@@ -327,29 +309,26 @@ class Worker:
         self, run: _SlotRun, m: int, entry: int, x: Tensor, dy: Tensor | None, outputs: list[_Output]
     ) -> Event:
         iteration, stage, stream = run.iteration, run.slot.stage, self._device.compute
-        self._inputs.select(iteration, m, stream)
+        self._buffers.inputs.select(iteration, m, stream)
         layout = DocumentShape.of(iteration.documents[m], iteration.length)
         timed = self._context.recorder.layer_timer(stream, iteration.number, run.slot)
         work = StagePass(
             self._spec,
             stage,
-            partial(self._inputs.describe, iteration, layout),
-            [bound.params for bound in run.params],
-            run.sums,
-            x,
-            dy,
-            {output.access.boundary: output.tensor for output in outputs},
+            partial(self._buffers.inputs.describe, iteration, layout),
+            StageWeights([bound.params for bound in run.params], run.sums),
+            StageTensors(x, dy, {output.access.boundary: output.tensor for output in outputs}),
             timed,
         )
         scale = self._scale(run)
         graph = (run.slot.stage_index, layout, scale if stage.kind == "FB" else None)
         self._launch(run, m, work, scale, None if timed else (graph, (run.parity, run.end, entry)))
         if stage.kind == "FB":
-            stream.copy("", self._losses[m], self._loss)
+            stream.copy("", self._buffers.losses[m], self._buffers.loss)
         done = stream.record()
-        self._x.release(entry, done)
+        self._buffers.x.release(entry, done)
         if dy is not None:
-            self._dy.release(entry, done)
+            self._buffers.dy.release(entry, done)
         return done
 
     def _scale(self, run: _SlotRun) -> float:
@@ -363,7 +342,7 @@ class Worker:
             scale *= self._wait(("scale",), self._context.read_version(iteration.number))
         if balanced:
             share = scale * max(iteration.supervised, 1) / iteration.full
-            self._device.compute.run("", lambda: self._inputs.balance.fill_(share))
+            self._device.compute.run("", lambda: self._buffers.inputs.balance.fill_(share))
         return scale
 
     def _launch(
@@ -388,7 +367,7 @@ class Worker:
             with self._issuing(arrival):
                 for bound in run.params if first and steps.start == 0 else ():  # not between pieces: Device.replay
                     self._prepare(run.slot, bound)
-                piece = partial(work.run, steps, scale, self._loss)
+                piece = partial(work.run, steps, scale, self._buffers.loss)
                 if graph is None:
                     stream.run(self._where, piece)
                 else:
@@ -407,7 +386,7 @@ class Worker:
             with self._issuing(arrival):
                 if new is not None:
                     self._prepare(run.slot, run.params[new])
-                stream.run(self._where, partial(work.run, steps, scale, self._loss))
+                stream.run(self._where, partial(work.run, steps, scale, self._buffers.loss))
 
     @contextmanager
     def _issuing(self, arrival: Arrival | None) -> Iterator[None]:
@@ -440,7 +419,7 @@ class Worker:
             stream.copy(f"{self._where} output", target, output.tensor)
             sent = stream.record()
             self._context.board.publish(key, number, sent)
-            self._out.release(output.entry, sent)
+            self._buffers.out.release(output.entry, sent)
             self._recorder.sent(output.entry, stream, target.nbytes)
         return sent
 
@@ -452,8 +431,8 @@ class Worker:
         These are uploaded while the device computes the last micro-batches of the slot before, in the stream of
         downloads: parameters do not wait for them.
         """
-        sums, compute = self._sums.part(end, layout.size), self._device.compute
-        start, stop = self._sums.range(end, layout.size)
+        sums, compute = self._buffers.sums.part(end, layout.size), self._device.compute
+        start, stop = self._buffers.sums.range(end, layout.size)
         stream = compute if slot.turn == 0 else self._device.grad_download
         for before in self._summed.values():
             if start < before.stop and before.start < stop:
@@ -479,17 +458,15 @@ class Worker:
         if not layout.size:  # all of its weights are frozen
             return
         self._flush()
-        self._latest = self._summed[end] = _Summed(*self._sums.range(end, layout.size))
-        sums, computed = self._sums.part(end, layout.size), self._device.compute.record()
-        self._download = Download(
-            self._context, self._device, layout, iteration.number, slot, sums, self._rounded, computed
-        )
+        self._latest = self._summed[end] = _Summed(*self._buffers.sums.range(end, layout.size))
+        sums, computed = self._buffers.sums.part(end, layout.size), self._device.compute.record()
+        self._download = Download(self._link, layout, iteration.number, slot, sums, computed)
 
     def _send_losses(self, iteration: Iteration, slot: Slot) -> None:
         """Downloads the losses after the gradient of the last micro-batch, for which the stream has waited."""
         stream = self._device.activation_download
         part = slice(slot.micro_batches.start, slot.micro_batches.stop)
-        target, source = iteration.losses[part], self._losses[part]
+        target, source = iteration.losses[part], self._buffers.losses[part]
         stream.run(f"{slot} losses", lambda: target.copy_(source, non_blocking=True))
         self._losses_read = stream.record()
         iteration.losses_sent.append(self._losses_read)

@@ -7,8 +7,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from rptrain.engine.page_locking import Locking
-from rptrain.engine.store import Arena, aligned
+from rptrain.engine.memory.arena import Arena, aligned
+from rptrain.engine.memory.page_locking import Locking
 from rptrain.inference.model import Model
 from rptrain.inference.placement import SLOTS, Placement
 from rptrain.kernels.quant import Quantized

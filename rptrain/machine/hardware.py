@@ -13,8 +13,8 @@ import torch
 from rptrain.config.schema import Config, Engine
 from rptrain.engine.devices.accelerator import Accelerator, accelerator
 from rptrain.engine.distributed.launch import Launch
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.failures import gpu_failure
+from rptrain.engine.memory.share import Share
 from rptrain.engine.optim.adam import default_threads
 from rptrain.machine.gpus import resolve, unusable
 from rptrain.machine.rates import measured_links, measured_rates

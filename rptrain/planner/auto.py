@@ -10,7 +10,7 @@ from rptrain.config.schema import AUTOMATIC, Config
 from rptrain.engine.meter import Measured
 from rptrain.machine.hardware import Hardware
 from rptrain.models.spec import ModelShape
-from rptrain.planner.choose import RunPlan, Workload, least_period
+from rptrain.planner.choose import RunPlan, least_period, step_layout
 from rptrain.planner.memory import MemoryPlan, least_memory, plan_run
 from rptrain.utils.errors import UserError
 
@@ -61,8 +61,8 @@ def plan_auto(
 
     def lower_bound(choice: Config) -> float:
         used = hardware.used(choice)
-        workload = Workload.of(choice, used.machine.card, used.share(choice))
-        return least_period(spec, used.machine, workload, device_limit=used.tensor_bytes, measured=times(choice))
+        layout = step_layout(choice, used.machine.card, used.share(choice))
+        return least_period(spec, used.machine, layout, device_limit=used.tensor_bytes, measured=times(choice))
 
     def missing(choice: Config) -> tuple[int, int]:
         memory = least_memory(choice, spec, hardware)

@@ -4,21 +4,16 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Self
 
 import torch
 
 from rptrain.config.schema import Config
 from rptrain.engine.distributed.exchange import GradientExchange
-from rptrain.engine.distributed.peers import ReduceDtype
 from rptrain.engine.distributed.rows import SharedRowGradients
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import SumChannel
 from rptrain.engine.distributed.traffic import Traffic
-from rptrain.engine.embedding import RowGradients
 from rptrain.engine.footprint import (
     Footprint,
-    Shapes,
     StageMemories,
     footprint,
     largest_layer,
@@ -26,14 +21,15 @@ from rptrain.engine.footprint import (
     rounded_bytes,
     shared_bytes,
 )
+from rptrain.engine.memory.boundary import BoundaryBuffers
+from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.step_layout import StepLayout
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.meter import Measured
-from rptrain.engine.optim.moments import Moments
-from rptrain.engine.optim.traffic import fraction_of_codes, thread_rate, update_bytes
-from rptrain.engine.store import ModelStore, accumulate_dtype
-from rptrain.engine.transfer.boundary import BoundaryBuffers
+from rptrain.engine.optim.row_gradients import RowGradients
+from rptrain.engine.optim.traffic import thread_rate, update_bytes_of
 from rptrain.kernels import launch
 from rptrain.models.layer import LayerShape
-from rptrain.models.params import Unit
 from rptrain.models.spec import ModelShape
 from rptrain.schedule.costs import LayerCost, Work
 from rptrain.schedule.dispatch import Links
@@ -49,88 +45,26 @@ from rptrain.utils.units import format_bytes
 LIBRARIES = 512 << 20  # bytes of a GPU's limit for matrix and attention libraries, and for fragmentation
 
 
-@dataclass(frozen=True)
-class Workload:
-    """The workload of a plan: M micro-batches of `sequences` x `length` tokens per step, in rounds of `round_size`.
-
-    The rounds are divided among `replicas` groups of devices. If several processes train the model, these are the
-    micro-batches and groups of one of them, with its `share`.
-    """
-
-    sequences: int
-    length: int
-    micro_batches: int
-    round_size: int
-    dtype: torch.dtype
-    asynchronous: bool
-    moments: Moments = "fp32"
-    fused: bool = False  # the fused kernels run
-    file_backed: bool = False  # frozen weights stay in the model's files
-    half_sums: bool = False  # products of float16 matrices are summed in float16
-    replicas: int = 1
-    share: Share | None = None
-    reduce_dtype: ReduceDtype = "float32"
-
-    @classmethod
-    def of(cls, config: Config, card: Card, share: Share | None = None) -> Self:
-        """The workload of a config without "auto", on cards of this kind."""
-        train = config.train
-        groups = config.replicas if share is None else len(share.groups)
-        dtype = DTYPES[config.model.dtype]
-        return cls(
-            sequences=train.sequences,
-            length=config.data.max_length,
-            micro_batches=train.micro_batches // config.replicas * groups,
-            round_size=config.round_size,
-            dtype=dtype,
-            asynchronous=config.optim.update == "async",
-            moments=config.optim.moments,
-            fused=card != CPU and dtype in launch.DTYPES and (launch.HAS_TRITON or not torch.cuda.is_available()),
-            file_backed=config.model.hold == "map",
-            half_sums=config.engine.fp16_accumulation,
-            replicas=groups,
-            share=share,
-            reduce_dtype=config.engine.reduce_dtype,
-        )
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a micro-batch."""
-        return self.sequences * self.length
-
-    @property
-    def group(self) -> int:
-        """Tokens of a group in a step."""
-        return self.tokens * self.micro_batches // self.replicas
-
-    def shapes(self, devices: int = 1) -> Shapes:
-        """The sizes for which the memory of one of `devices` devices is planned."""
-        width = max(devices // self.replicas, 1)
-        return Shapes(self.tokens, self.micro_batches, self.dtype, self.wide_grad, self.fused, width)
-
-    @property
-    def wide_grad(self) -> bool:
-        """Whether gradients are partial sums of rounds."""
-        return self.micro_batches > self.round_size or self.share is not None
-
-    def update_bytes(self, unit: Unit) -> float:
-        """Bytes per parameter that the update of a trainable unit reads and writes."""
-        codes = fraction_of_codes([unit])
-        return update_bytes(self.dtype, self.moments, wide_grad=self.wide_grad, codes=codes)
-
-    def state_sizes(self, spec: ModelShape, *, copied: bool = False) -> dict[str, int]:
-        """Bytes of the model's states in host memory, by buffer; see ModelStore.sizes."""
-        return ModelStore.sizes(
-            spec,
-            self.dtype,
-            generations=1 + self.asynchronous,
-            wide_grad=self.wide_grad,
-            replicas=self.replicas,
-            moments=self.moments,
-            file_backed=self.file_backed,
-            share=self.share,
-            copied=copied,
-        )
+def step_layout(config: Config, card: Card, share: Share | None = None) -> StepLayout:
+    """The step of a config without "auto", on cards of this kind."""
+    train = config.train
+    groups = config.replicas if share is None else len(share.groups)
+    dtype = DTYPES[config.model.dtype]
+    return StepLayout(
+        sequences=train.sequences,
+        length=config.data.max_length,
+        micro_batches=train.micro_batches // config.replicas * groups,
+        round_size=config.round_size,
+        dtype=dtype,
+        asynchronous=config.optim.update == "async",
+        moments=config.optim.moments,
+        fused=card != CPU and dtype in launch.DTYPES and (launch.HAS_TRITON or not torch.cuda.is_available()),
+        file_backed=config.model.hold == "map",
+        half_sums=config.engine.fp16_accumulation,
+        replicas=groups,
+        share=share,
+        reduce_dtype=config.engine.reduce_dtype,
+    )
 
 
 @dataclass(frozen=True)
@@ -138,6 +72,7 @@ class RunPlan:
     """A plan, the memory it needs (bytes in each device's allocator, and on the host) and its estimated time."""
 
     plan: Plan
+    layout: StepLayout
     device: Footprint
     store_bytes: int
     boundary_bytes: int
@@ -153,50 +88,50 @@ class RunPlan:
         return micro_batch * self.plan.micro_batches / self.plan.devices
 
 
-def layer_work(spec: ModelShape, layer: LayerShape, workload: Workload) -> tuple[Work, Work]:
+def layer_work(spec: ModelShape, layer: LayerShape, layout: StepLayout) -> tuple[Work, Work]:
     """The work of a layer's forward and of its backward, without the recomputed forward, for a micro-batch."""
-    tokens, itemsize = workload.tokens, workload.dtype.itemsize
+    tokens, itemsize = layout.tokens, layout.dtype.itemsize
     units = [spec.units[unit] for unit in layer.units]
-    ahead, back = layer.work(tokens, workload.length, itemsize)
+    ahead, back = layer.work(tokens, layout.length, itemsize)
     for param in (param for unit in units if not unit.trainable for param in unit.params):
         back = back.without(layer.gradient_work(param, tokens, itemsize))
-    if workload.half_sums:  # gradients of weights only on GeForce
+    if layout.half_sums:  # gradients of weights only on GeForce
         params = (param for unit in units if unit.trainable and not layer.half_sums for param in unit.params)
         gradients = [layer.gradient_work(param, tokens, itemsize) for param in params]
         ahead = ahead.in_half()
         back = back.in_half(sum(work.matmul for work in gradients))
-    trained, wide = sum(unit.numel for unit in units if unit.trainable), accumulate_dtype(workload.dtype).itemsize
+    trained, wide = sum(unit.numel for unit in units if unit.trainable), layout.wide.itemsize
     return ahead, back + Work(elementwise={"gradient accumulators": 2 * trained * wide})  # bytes read and written
 
 
 def layer_costs(
-    spec: ModelShape, workload: Workload, machine: Machine, measured: Measured | None
+    spec: ModelShape, layout: StepLayout, machine: Machine, measured: Measured | None
 ) -> tuple[LayerCost, ...]:
     """Costs of each layer: measured times if there are any, otherwise estimates from operations and bytes.
 
     The embedding's update, and the exchange of its rows, count towards the first layer, which waits for them. Of
     several processes, each updates its share; measured times of updates are those of a process's share.
     """
-    itemsize, wide = workload.dtype.itemsize, accumulate_dtype(workload.dtype).itemsize
-    grad = wide if workload.wide_grad else itemsize
-    own = 1 if workload.share is None else 1 / workload.share.world
+    itemsize, wide = layout.dtype.itemsize, layout.wide.itemsize
+    grad = layout.grad_dtype.itemsize
+    own = 1 if layout.share is None else 1 / layout.share.world
     updates = {
         index: own
         * machine.update_seconds(
-            spec.units[index].numel, workload.update_bytes(spec.units[index]), thread_rate(workload.moments)
+            spec.units[index].numel, update_bytes_of(layout, [spec.units[index]]), thread_rate(layout.moments)
         )
         for index in spec.trained(range(len(spec.units)))
     }
     if measured is not None and measured.update:
         numel = sum(spec.units[index].numel for index in updates)
         updates = {index: measured.update * spec.units[index].numel / numel for index in updates}
-    exchange = _exchange(spec, workload, machine)
+    exchange = _exchange(spec, layout, machine)
     costs = []
     updated: set[int] = set()
     for index, layer in enumerate(spec.stack):
         units = [spec.units[unit] for unit in layer.units]
         trained = sum(unit.numel for unit in units if unit.trainable)
-        forward, backward = map(machine.card.seconds, layer_work(spec, layer, workload))
+        forward, backward = map(machine.card.seconds, layer_work(spec, layer, layout))
         if measured is not None:
             forward, backward = measured.forward[index] or forward, measured.backward[index]
         new = {*spec.trained((*layer.units, 0) if index == 0 else layer.units)} - updated
@@ -207,7 +142,7 @@ def layer_costs(
                 backward if measured is not None and layer is spec.head else forward + backward,
                 sum(unit.wire_bytes(itemsize) for unit in units),
                 trained * grad,
-                layer.kept_bytes(workload.tokens, itemsize),
+                layer.kept_bytes(layout.tokens, itemsize),
                 sum(updates[unit] for unit in new),
                 trained * wide,
                 sum(unit.prepared_bytes(itemsize, backward=True) for unit in units),
@@ -231,37 +166,37 @@ class _Exchange:
     rows: float
 
 
-def _exchange(spec: ModelShape, workload: Workload, machine: Machine) -> _Exchange:
+def _exchange(spec: ModelShape, layout: StepLayout, machine: Machine) -> _Exchange:
     units = {unit: spec.units[unit] for unit in spec.trained(range(len(spec.units)))}
-    if workload.share is None:
+    if layout.share is None:
         none = dict.fromkeys(units, 0.0)
         return _Exchange(none, none, none, 0.0)
-    traffic, seconds = Traffic(workload.share, workload.dtype, workload.reduce_dtype), machine.network_seconds
-    moved = 3 * accumulate_dtype(workload.dtype).itemsize  # bytes of an addition: two are read, one is written
-    each = moved * (workload.replicas - 1) / machine.host_bandwidth
+    traffic, seconds = Traffic(layout.share, layout.dtype, layout.reduce_dtype), machine.network_seconds
+    moved = 3 * layout.wide.itemsize  # bytes of an addition: two are read, one is written
+    each = moved * (layout.replicas - 1) / machine.host_bandwidth
     return _Exchange(
         {index: each * unit.numel for index, unit in units.items()},
         {index: seconds(traffic.gradients(unit)) for index, unit in units.items()},
         {index: seconds(traffic.weights(unit)) for index, unit in units.items()},
-        seconds(traffic.rows(spec, workload.group)),
+        seconds(traffic.rows(spec, layout.group_tokens)),
     )
 
 
-def row_bytes(spec: ModelShape, workload: Workload) -> int:
+def row_bytes(spec: ModelShape, layout: StepLayout) -> int:
     """Bytes of host memory for the accumulators of the embedding's gradient rows."""
     if not spec.units[0].trainable:
         return 0
-    if workload.share is None:
-        return RowGradients.nbytes(spec, workload.dtype, workload.group, workload.replicas)
-    return SharedRowGradients.shared_nbytes(spec, workload.dtype, workload.group, workload.share)
+    if layout.share is None:
+        return RowGradients.nbytes(spec, layout)
+    return SharedRowGradients.shared_nbytes(spec, layout)
 
 
-def exchange_bytes(spec: ModelShape, workload: Workload) -> int:
+def exchange_bytes(spec: ModelShape, layout: StepLayout) -> int:
     """Bytes of host memory for gradients that other processes send, and for rounding."""
-    if workload.share is None:
+    if layout.share is None:
         return 0
-    received = GradientExchange.nbytes(workload.share, spec, accumulate_dtype(workload.dtype))
-    return received + SumChannel.nbytes(workload.reduce_dtype)
+    received = GradientExchange.nbytes(layout.share, spec, layout.wide)
+    return received + SumChannel.nbytes(layout.reduce_dtype)
 
 
 @dataclass(frozen=True)
@@ -279,7 +214,7 @@ UNLIMITED = Limits()
 def make_plan(
     spec: ModelShape,
     machine: Machine,
-    workload: Workload,
+    layout: StepLayout,
     limits: Limits = UNLIMITED,
     *,
     measured: Measured | None = None,
@@ -291,26 +226,24 @@ def make_plan(
     partitions, one whose buffers keep the host within its limit is preferred. Raises UserError if a single layer does
     not fit on a GPU, with the layer and what it needs. `near` makes the search short (schedule/search.py).
     """
-    costs = layer_costs(spec, workload, machine, measured)
-    setting = _setting(spec, machine, workload, measured)
-    store = sum(workload.state_sizes(spec).values())
-    rows = row_bytes(spec, workload) + exchange_bytes(spec, workload)
+    costs = layer_costs(spec, layout, machine, measured)
+    setting = _setting(spec, machine, layout, measured)
+    store = sum(ModelStore.sizes(spec, layout).values())
+    rows = row_bytes(spec, layout) + exchange_bytes(spec, layout)
     available = None if limits.device is None else limits.device - LIBRARIES
-    shapes, largest = workload.shapes(machine.devices), largest_layer(spec, workload.dtype)
-    _check_single_layers(spec, shapes, available, limits.source)
-    memories = StageMemories(spec, shapes)
-    rounded = rounded_bytes(spec, shapes)
+    width, largest = layout.width(machine.devices), largest_layer(spec, layout.dtype)
+    _check_single_layers(spec, layout, width, available, limits.source)
+    memories = StageMemories(spec, layout)
+    rounded = rounded_bytes(spec, layout)
 
     def fits_device(stages: Sequence[Stage]) -> bool:
         if available is None:
             return True
-        shared = sum(shared_bytes([*map(memories.of, stages)], shapes.width, largest))
-        return shared + rounded + sum(ring_parts(spec, stages, shapes)[1:]) <= available
+        shared = sum(shared_bytes([*map(memories.of, stages)], width, largest))
+        return shared + rounded + sum(ring_parts(spec, stages, layout)[1:]) <= available
 
     def buffers(stages: Sequence[Stage]) -> int:
-        count = outputs(stages)[1]
-        at_once = workload.round_size * workload.replicas
-        return BoundaryBuffers.nbytes(count, at_once, workload.tokens, spec.hidden_size, workload.dtype)
+        return BoundaryBuffers.nbytes(outputs(stages)[1], layout, spec.hidden_size)
 
     def fits_both(stages: Sequence[Stage]) -> bool:
         return fits_device(stages) and (limits.host is None or store + rows + buffers(stages) <= limits.host)
@@ -319,8 +252,9 @@ def make_plan(
     found = search(alone, setting, fits_both, near=near) or search(alone, setting, fits_device, near=near)
     assert found is not None  # single layers fit
     return RunPlan(
-        Plan(found.stages, machine.devices, workload.micro_batches, workload.round_size, workload.replicas),
-        footprint(spec, found.stages, shapes),
+        Plan(found.stages, machine.devices, layout.micro_batches, layout.round_size, layout.replicas),
+        layout,
+        footprint(spec, found.stages, layout, width),
         store,
         buffers(found.stages),
         found.estimate if alone == [*costs] else estimate(costs, found.stages, setting),
@@ -330,58 +264,58 @@ def make_plan(
 
 
 def least_period(
-    spec: ModelShape, machine: Machine, workload: Workload, *, device_limit: int | None, measured: Measured | None
+    spec: ModelShape, machine: Machine, layout: StepLayout, *, device_limit: int | None, measured: Measured | None
 ) -> float:
     """A lower bound, in seconds, of the steps of all plans: the devices only compute, and the fused stage is as long as
     fits on one of them, which saves the forward passes of its layers.
     """
-    costs, setting = layer_costs(spec, workload, machine, measured), _setting(spec, machine, workload, measured)
+    costs, setting = layer_costs(spec, layout, machine, measured), _setting(spec, machine, layout, measured)
     layers, fused = len(costs), len(costs)
     if device_limit is not None:
-        shapes, largest = workload.shapes(machine.devices), largest_layer(spec, workload.dtype)
-        memories, available = StageMemories(spec, shapes), device_limit - LIBRARIES - rounded_bytes(spec, shapes)
+        largest = largest_layer(spec, layout.dtype)
+        memories, available = StageMemories(spec, layout), device_limit - LIBRARIES - rounded_bytes(spec, layout)
 
         def takes(count: int) -> int:
             """Bytes that the last layers need as the fused stage of any plan."""
             stage = Stage("FB", layers - count, layers)
-            return sum(memories.of(stage)) + largest + sum(ring_parts(spec, (stage,), shapes)[1:])
+            return sum(memories.of(stage)) + largest + sum(ring_parts(spec, (stage,), layout)[1:])
 
         fused = bisect_right(range(1, layers + 1), available, key=takes)
     busy = sum(cost.backward for cost in costs) + sum(cost.forward for cost in costs[: layers - fused])
     return setting.micro_batches * busy / setting.devices
 
 
-def _setting(spec: ModelShape, machine: Machine, workload: Workload, measured: Measured | None) -> Setting:
+def _setting(spec: ModelShape, machine: Machine, layout: StepLayout, measured: Measured | None) -> Setting:
     """The setting of one group of devices. A device that computes several groups takes their rounds in turn."""
     up, down = machine.link, machine.link
     if measured is not None:
         up, down = measured.upload or up, measured.download or down
-    boundary = workload.tokens * spec.hidden_size * workload.dtype.itemsize
-    replicas = workload.replicas
+    boundary = layout.tokens * spec.hidden_size * layout.dtype.itemsize
+    replicas = layout.replicas
     return Setting(
-        max(machine.devices // replicas, 1),
-        workload.micro_batches // replicas * ceil(replicas / machine.devices),
-        workload.round_size,
-        int(workload.asynchronous),
+        layout.width(machine.devices),
+        layout.micro_batches // replicas * ceil(replicas / machine.devices),
+        layout.round_size,
+        int(layout.asynchronous),
         Links(up, down, boundary),
         ceil(replicas / machine.devices),
     )
 
 
-def least_footprint(spec: ModelShape, shapes: Shapes) -> Footprint:
+def least_footprint(spec: ModelShape, layout: StepLayout, width: int) -> Footprint:
     """The least memory that a device needs: one layer per stage."""
     head = len(spec.layers)
     singles = [Stage("F", i, i + 1) for i in range(head)]
     singles += [Stage("FB", head, head + 1), *(Stage("B", i, i + 1) for i in reversed(range(head)))]
-    return footprint(spec, singles, shapes)
+    return footprint(spec, singles, layout, width)
 
 
-def _check_single_layers(spec: ModelShape, shapes: Shapes, limit: int | None, source: str) -> None:
+def _check_single_layers(spec: ModelShape, layout: StepLayout, width: int, limit: int | None, source: str) -> None:
     """Raises UserError if a device cannot hold a single layer."""
-    least = least_footprint(spec, shapes)
+    least = least_footprint(spec, layout, width)
     if limit is not None and least.total > limit:
         largest = max(spec.stack, key=lambda layer: sum(spec.units[unit].numel for unit in layer.units))
         raise UserError(
             f"{source} leaves {format_bytes(max(limit, 0))} for tensors, but layer {largest.name!r}, the largest, "
-            f"needs {format_bytes(least.total)} even as its own stage, with {shapes.tokens} tokens per micro-batch"
+            f"needs {format_bytes(least.total)} even as its own stage, with {layout.tokens} tokens per micro-batch"
         )

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from rptrain.engine.footprint import stage_units
+from rptrain.engine.transfer.layouts import stage_units
 from rptrain.engine.transfer.staging import READERS
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units

@@ -6,10 +6,11 @@ from typing import Any, Self
 
 from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
+from rptrain.engine.optim.traffic import update_bytes_of
 from rptrain.machine.hardware import Hardware
 from rptrain.models.spec import ModelShape
 from rptrain.planner.changes import with_value
-from rptrain.planner.choose import Workload
+from rptrain.planner.choose import step_layout
 from rptrain.planner.timings import FILE, Conditions, Timings, difference, read
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
@@ -97,9 +98,9 @@ def _profile(device: str) -> str:
 
 def _update_bytes(config: Config, spec: ModelShape, card: Card) -> float:
     """Bytes that the update of a step reads and writes."""
-    workload = Workload.of(config, card)
+    layout = step_layout(config, card)
     units = [spec.units[index] for index in spec.trained(range(len(spec.units)))]
-    return sum(unit.numel * workload.update_bytes(unit) for unit in units)
+    return sum(unit.numel * update_bytes_of(layout, [unit]) for unit in units)
 
 
 def _settings(config: Config) -> dict[str, Any]:

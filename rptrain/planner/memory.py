@@ -15,11 +15,13 @@ from rptrain.data.loader import RANDOM, RANDOM_ROWS
 from rptrain.data.rows import SHORT
 from rptrain.data.template import parts_bytes
 from rptrain.engine.engine import ITERATIONS_AHEAD
-from rptrain.engine.footprint import Footprint, Shapes, StageMemories, stage_memory
+from rptrain.engine.footprint import Footprint, StageMemories, stage_memory
 from rptrain.engine.iteration import iteration_bytes
+from rptrain.engine.memory.arena import aligned
+from rptrain.engine.memory.moments import bytes_each
+from rptrain.engine.memory.step_layout import StepLayout
+from rptrain.engine.memory.store import REST, ModelStore, frozen_bytes
 from rptrain.engine.meter import Measured
-from rptrain.engine.optim.moments import bytes_each
-from rptrain.engine.store import REST, accumulate_dtype, aligned, frozen_bytes
 from rptrain.engine.transfer.staging import staging_bytes
 from rptrain.machine.hardware import Gpu, Hardware, usable
 from rptrain.models.spec import ModelShape
@@ -30,11 +32,11 @@ from rptrain.planner.choose import (
     LIBRARIES,
     Limits,
     RunPlan,
-    Workload,
     exchange_bytes,
     least_footprint,
     make_plan,
     row_bytes,
+    step_layout,
 )
 from rptrain.preflight.model import carried_bytes
 from rptrain.runs.folder.run_dir import RunDir, forks
@@ -164,15 +166,15 @@ def plan_run(
     (schedule/search.py). Raises UserError if a single layer does not fit on a GPU.
     """
     hardware = hardware.used(config)
-    workload = Workload.of(config, hardware.machine.card, hardware.share(config))
+    layout = step_layout(config, hardware.machine.card, hardware.share(config))
     available = hardware.host
     if available is not None:
-        fixed = [*_process(config, spec, workload, hardware), *_staging(spec, workload, hardware)]
+        fixed = [*_process(config, spec, layout, hardware), *_staging(spec, layout, hardware)]
         available -= sum(part.nbytes for part in fixed)
     limits = Limits(hardware.tensor_bytes, available, hardware.tensor_source)
-    run = make_plan(spec, hardware.machine, workload, limits, measured=measured, near=near)
-    workers = 0 if hardware.gpus else sum(worker_bytes(spec, run, workload.shapes(hardware.devices)))
-    return run, _memory(config, spec, hardware, run.device, activations=run.boundary_bytes, workers=workers)
+    run = make_plan(spec, hardware.machine, layout, limits, measured=measured, near=near)
+    workers = 0 if hardware.gpus else sum(worker_bytes(spec, run))
+    return run, _memory(config, spec, layout, hardware, run.device, activations=run.boundary_bytes, workers=workers)
 
 
 def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> MemoryPlan:
@@ -181,65 +183,71 @@ def least_memory(config: Config, spec: ModelShape, hardware: Hardware) -> Memory
     On each GPU, one layer per stage; on the host, the activations of the fewest stages whose slots fit on a GPU.
     """
     hardware = hardware.used(config)
-    workload = Workload.of(config, hardware.machine.card, hardware.share(config))
-    stages, shapes = 1, workload.shapes(hardware.devices)
+    layout = step_layout(config, hardware.machine.card, hardware.share(config))
+    stages = 1
     if hardware.tensor_bytes is not None:
-        whole = stage_memory(spec, Stage("FB", 0, len(spec.stack)), shapes)
+        whole = stage_memory(spec, Stage("FB", 0, len(spec.stack)), layout)
         stages = max(1, ceil(sum(whole) / max(hardware.tensor_bytes, 1)))
-    boundary = aligned(workload.tokens * spec.hidden_size * workload.dtype.itemsize)
-    activations = (stages + 1) * workload.round_size * workload.replicas * boundary
-    device = least_footprint(spec, shapes)
-    return _memory(config, spec, hardware, device, activations=activations, workers=0)
+    boundary = aligned(layout.tokens * spec.hidden_size * layout.dtype.itemsize)
+    activations = (stages + 1) * layout.at_once * boundary
+    device = least_footprint(spec, layout, layout.width(hardware.devices))
+    return _memory(config, spec, layout, hardware, device, activations=activations, workers=0)
 
 
 def _memory(
-    config: Config, spec: ModelShape, hardware: Hardware, device: Footprint, *, activations: int, workers: int
+    config: Config,
+    spec: ModelShape,
+    layout: StepLayout,
+    hardware: Hardware,
+    device: Footprint,
+    *,
+    activations: int,
+    workers: int,
 ) -> MemoryPlan:
     """The memory plan. On the host, written pages count; pages of files that are read can be reclaimed and do not."""
-    workload = Workload.of(config, hardware.machine.card, hardware.share(config))
     return MemoryPlan(
-        _host(config, spec, workload, hardware, activations, workers),
+        _host(config, spec, layout, hardware, activations, workers),
         tuple(_gpu(gpu, device) for gpu in hardware.gpus),
-        _disk(config, spec, workload, hardware.saved) if hardware.here else None,
+        _disk(config, spec, layout, hardware.saved) if hardware.here else None,
     )
 
 
-def state_parts(spec: ModelShape, workload: Workload) -> list[MemoryPart]:
+def state_parts(spec: ModelShape, layout: StepLayout) -> list[MemoryPart]:
     """The buffers of ModelStore, under the names that a person sees."""
     formats = sorted({param.format.name for unit in spec.units for param in unit.quantized if param.format})
-    twice = ", 2 generations" if workload.asynchronous else ""
+    twice = ", 2 generations" if layout.asynchronous else ""
     wired = any(unit.wired for unit in spec.units)
     names = {
         "frozen": f"frozen weights, matrices in {' and '.join(formats)}" if formats else "frozen weights",
         "params": "weights" if wired else f"weights{twice}",
         "wire": f"weights in FP8 for the devices{twice}",
-        "grad": _gradients(workload),
+        "grad": _gradients(layout),
         "remainder": "rest of the float32 weights",
         "masters": "float32 weights",
     }
     sizes: dict[str, int] = {}
-    for buffer, size in workload.state_sizes(spec).items():
+    for buffer, size in ModelStore.sizes(spec, layout).items():
         name = names.get(buffer, "optimizer state")
         sizes[name] = sizes.get(name, 0) + size
     return [MemoryPart(name, size) for name, size in sizes.items() if size or name != names["frozen"]]
 
 
-def _gradients(workload: Workload) -> str:
-    if workload.replicas > 1:
-        return f"gradients of {workload.replicas} replicas"
-    return "gradients, summed over rounds" if workload.wide_grad else "gradients"
+def _gradients(layout: StepLayout) -> str:
+    if layout.replicas > 1:
+        return f"gradients of {layout.replicas} replicas"
+    return "gradients, summed over rounds" if layout.wide_grad else "gradients"
 
 
-def _staging(spec: ModelShape, workload: Workload, hardware: Hardware) -> list[MemoryPart]:
+def _staging(spec: ModelShape, layout: StepLayout, hardware: Hardware) -> list[MemoryPart]:
     """Buffers for file-backed weights. The weights themselves are page cache, which the system reclaims on demand."""
-    if not (workload.file_backed and file_backed_units(spec)):
+    if not (layout.file_backed and file_backed_units(spec)):
         return []
-    return [MemoryPart("buffers of file-backed weights", staging_bytes(spec, workload.dtype, hardware.devices))]
+    return [MemoryPart("buffers of file-backed weights", staging_bytes(spec, layout.dtype, hardware.devices))]
 
 
-def _process(config: Config, spec: ModelShape, workload: Workload, hardware: Hardware) -> list[MemoryPart]:
+def _process(config: Config, spec: ModelShape, layout: StepLayout, hardware: Hardware) -> list[MemoryPart]:
     """Host memory that does not depend on the plan, except the states."""
-    batch = iteration_bytes(workload.micro_batches, workload.tokens)
+    batch = iteration_bytes(layout)
     parts = [MemoryPart("batches in progress", (ITERATIONS_AHEAD + 1) * batch)]
     if sets := sum(source.path == RANDOM for source in config.data.train):
         parts.append(MemoryPart("random tokens", sets * RANDOM_ROWS * config.data.max_length * 4))
@@ -253,20 +261,20 @@ def _process(config: Config, spec: ModelShape, workload: Workload, hardware: Har
 
 
 def _host(
-    config: Config, spec: ModelShape, workload: Workload, hardware: Hardware, activations: int, workers: int
+    config: Config, spec: ModelShape, layout: StepLayout, hardware: Hardware, activations: int, workers: int
 ) -> MemoryPlace:
-    rows = row_bytes(spec, workload)
-    parts = [*state_parts(spec, workload), MemoryPart("activations between stages", activations)]
-    parts += (staging := _staging(spec, workload, hardware))
+    rows = row_bytes(spec, layout)
+    parts = [*state_parts(spec, layout), MemoryPart("activations between stages", activations)]
+    parts += (staging := _staging(spec, layout, hardware))
     if rows:
         parts.append(MemoryPart("sums of the embedding's gradient", rows))
-    if exchanged := exchange_bytes(spec, workload):
+    if exchanged := exchange_bytes(spec, layout):
         parts.append(MemoryPart("gradients of other processes", exchanged))
     if workers:
         parts.append(MemoryPart(f"memory of {hardware.devices} CPU workers", workers))
     notes = []
-    if workload.file_backed:
-        file_backed = frozen_bytes(spec, workload.dtype) - frozen_bytes(spec, workload.dtype, file_backed=True)
+    if layout.file_backed:
+        file_backed = frozen_bytes(spec, layout.dtype) - frozen_bytes(spec, layout.dtype, file_backed=True)
         notes.append(f"{format_bytes(file_backed)} of weights stay in the model's files, and are not counted")
     if any(source.path != RANDOM for source in config.data.train):
         notes.append("the data is not read: its tokens stay on the disk; up to 100 bytes a sample are not counted")
@@ -276,9 +284,9 @@ def _host(
             "and kernel take the rest, in part to page-lock it"
         )
     if hardware.gpus and hardware.here:
-        copied = activations + sum(workload.state_sizes(spec, copied=True).values())
+        copied = activations + sum(ModelStore.sizes(spec, layout, copied=True).values())
         notes += locking_notes(copied + sum(part.nbytes for part in staging))
-    parts += _process(config, spec, workload, hardware)
+    parts += _process(config, spec, layout, hardware)
     return MemoryPlace("host memory", "host", tuple(parts), hardware.host, hardware.host_source, tuple(notes))
 
 
@@ -295,13 +303,13 @@ def long_text_warning(longest: int, host: MemoryPlace, program: int) -> str:
     )
 
 
-def worker_bytes(spec: ModelShape, run: RunPlan, shapes: Shapes) -> list[int]:
+def worker_bytes(spec: ModelShape, run: RunPlan) -> list[int]:
     """Bytes of its buffers that each CPU worker writes to.
 
     Buffers have the size of the largest stages, but a stage may never come to a worker, or always to the same end of a
     buffer.
     """
-    taken, memories = [], StageMemories(spec, shapes)
+    taken, memories = [], StageMemories(spec, run.layout)
     for stages in _programs(run.plan):
         memory = [memories.of(stage) for stage in stages]
         params = min(_at_ends([one.params for one in memory]), run.device.params)
@@ -349,17 +357,17 @@ def with_saved(hardware: Hardware, found: tuple[RunDir, Path] | None) -> Hardwar
     return replace(hardware, saved=sum(f.stat().st_size for path in paths for f in path.rglob("*") if f.is_file()))
 
 
-def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> MemoryPlace:
+def _disk(config: Config, spec: ModelShape, layout: StepLayout, saved: int) -> MemoryPlace:
     """Checkpoints, one more than are kept while it is written, and the exported model.
 
     The `saved` bytes of earlier checkpoints that stay or will be deleted count as available, except for the checkpoint
     to be written.
     """
-    itemsize, moments = workload.dtype.itemsize, bytes_each(workload.moments, accumulate_dtype(workload.dtype))
-    rest = sum(kind.itemsize for kind in REST.get(workload.dtype, {}).values())
+    itemsize, moments = layout.dtype.itemsize, bytes_each(layout.moments, layout.wide)
+    rest = sum(kind.itemsize for kind in REST.get(layout.dtype, {}).values())
     trained = [unit for unit in spec.units if unit.trainable]
     one = int((itemsize + moments + rest) * sum(unit.numel for unit in trained))
-    if workload.asynchronous:
+    if layout.asynchronous:
         one += sum(unit.wire_bytes(itemsize) for unit in trained)  # the generation before
     written, keep = saves(config), config.save.save_total_limit
     if keep == 1 and config.save.load_best_model_at_end:
@@ -374,7 +382,7 @@ def _disk(config: Config, spec: ModelShape, workload: Workload, saved: int) -> M
     if config.adapters:
         exported = itemsize * sum(map(prod, shapes(spec).values()))
     else:
-        exported = stored_bytes(spec, workload.dtype) + carried_bytes(config, spec)
+        exported = stored_bytes(spec, layout.dtype) + carried_bytes(config, spec)
     earlier = min(saved, (count - 1) * one)
     source = (
         f"free in {place}" if not earlier else f"free in {place}, with the {format_bytes(earlier)} of its checkpoints"

@@ -8,7 +8,7 @@ from rptrain.engine.meter import Measured
 from rptrain.engine.optim.gradients import arrival_order
 from rptrain.machine.hardware import Hardware
 from rptrain.models.spec import ModelShape
-from rptrain.planner.choose import RunPlan, Workload
+from rptrain.planner.choose import RunPlan, step_layout
 from rptrain.planner.memory import MemoryPlan, plan_run
 from rptrain.planner.network import Nodes
 from rptrain.schedule.estimate import estimate
@@ -105,13 +105,14 @@ def scaling(
     """
     counts = [1 << power for power in range(nodes.count.bit_length()) if 1 << power < nodes.count]
     fewer = [_fewer(config, spec, hardware, count, measured) for count in counts]
-    workload = Workload.of(config, hardware.machine.card, hardware.share(config))
-    assert workload.share is not None
-    traffic = Traffic(workload.share, workload.dtype, workload.reduce_dtype)
+    layout = step_layout(config, hardware.machine.card, hardware.share(config))
+    assert layout.share is not None
+    traffic = Traffic(layout.share, layout.dtype, layout.reduce_dtype)
     return Scaling(
         nodes,
         (*fewer, _plan(config, nodes.count, run, memory)),
-        sum(traffic.gradients(spec.units[index]) for index in arrival_order(spec)) + traffic.rows(spec, workload.group),
+        sum(traffic.gradients(spec.units[index]) for index in arrival_order(spec))
+        + traffic.rows(spec, layout.group_tokens),
         sum(traffic.weights(spec.units[index]) for index in spec.trained(range(len(spec.units)))),
         run.estimate.period,
         estimate([cost.alone for cost in run.costs], run.plan.stages, run.setting).period,

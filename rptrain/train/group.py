@@ -12,7 +12,8 @@ from typing import Any
 from rptrain.checkpoint.processes import ALONE, Processes
 from rptrain.config.schema import Config
 from rptrain.engine.distributed.launch import Launch
-from rptrain.engine.distributed.peers import Kept, Peers, Shared
+from rptrain.engine.distributed.peers import Kept, Peers
+from rptrain.engine.distributed.shared import Shared
 from rptrain.engine.distributed.versions import differing
 from rptrain.runs.folder.control import Commands
 from rptrain.runs.records.events import Event, ProcessSlow

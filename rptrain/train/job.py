@@ -20,7 +20,8 @@ from rptrain.data.loader import RANDOM, Batches
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import load_template
 from rptrain.data.tokens import Stream
-from rptrain.engine.distributed.share import Share
+from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
 from rptrain.kernels.toolchain import try_out
@@ -38,7 +39,6 @@ from rptrain.planner.timings import Conditions
 from rptrain.preflight.checks import adapter_of
 from rptrain.preflight.model import find_files, for_hardware, lora_settings, trained_shape, training_model
 from rptrain.runs.folder.run_dir import RunDir
-from rptrain.utils.dtypes import DTYPES
 from rptrain.utils.errors import UserError
 from rptrain.utils.limited import end_idle
 from rptrain.utils.phases import phase
@@ -76,7 +76,7 @@ class Job:
     @property
     def share(self) -> Share | None:
         """The share of this process, if several train the model."""
-        return self.hardware.share(self.config)
+        return self.layout.share
 
     @property
     def device_limit(self) -> int | None:
@@ -113,12 +113,16 @@ class Job:
         return 2 * len(measured_stages(self.spec, self.plan.plan.stages))
 
     @property
+    def layout(self) -> StepLayout:
+        return self.plan.layout
+
+    @property
     def dtype(self) -> torch.dtype:
-        return DTYPES[self.config.model.dtype]
+        return self.layout.dtype
 
     @property
     def asynchronous(self) -> bool:
-        return self.config.optim.update == "async"
+        return self.layout.asynchronous
 
 
 def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_needed: bool = True) -> Job:

@@ -15,7 +15,7 @@ from rptrain.checkpoint.state import load_state, read_state
 from rptrain.data import earlier
 from rptrain.data.notes import rules
 from rptrain.data.sequences import Sequences
-from rptrain.engine.store import UnitState
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.models.locate import locate, read_config
 from rptrain.preflight.checks import check_resumable
 from rptrain.runs.folder.event_log import EventLog

@@ -16,8 +16,8 @@ from rptrain.checkpoint.run_states import checkpoints_by_loss
 from rptrain.checkpoint.state import Background, prune, save_state
 from rptrain.config.schema import Save
 from rptrain.engine.engine import Engine
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.engine.snapshot import Snapshot
-from rptrain.engine.store import UnitState
 from rptrain.models.base_files import BaseFile
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records.events import CheckpointSaved, SaveFailed

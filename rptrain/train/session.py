@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from rptrain.checkpoint import adapter, checked, frozen
-from rptrain.engine.distributed.peers import Shared
-from rptrain.engine.engine import Engine, Optimizer
-from rptrain.engine.meter import Meter
+from rptrain.engine.engine import Devices, Engine
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
-from rptrain.engine.store import ModelStore
+from rptrain.engine.optimizer import Optimizer
+from rptrain.engine.partners import Partners
+from rptrain.engine.recorder import Observers
 from rptrain.models.weights.digests import TensorDigests
 from rptrain.models.weights.file_backed import FileBackedWeights
 from rptrain.runs.folder.control import Control
@@ -94,20 +95,10 @@ def open_session(
 def open_store(job: Job) -> ModelStore:
     """Allocate host memory for the job's model, filled with zeros; file-backed weights stay in their files."""
     file_backed = None
-    if job.config.model.hold == "map":
+    if job.layout.file_backed:
         assert job.files is not None
         file_backed = FileBackedWeights(job.files, job.spec, job.dtype)
-    return ModelStore(
-        job.spec,
-        job.dtype,
-        generations=1 + job.asynchronous,
-        wide_grad=job.plan.plan.rounds > 1 or job.share is not None,
-        replicas=job.plan.plan.replicas,
-        moments=job.config.optim.moments,
-        lock=job.devices[0].startswith("cuda"),
-        file_backed=file_backed,
-        share=job.share,
-    )
+    return ModelStore(job.spec, job.layout, lock=job.devices[0].startswith("cuda"), file_backed=file_backed)
 
 
 def load_weights(job: Job, store: ModelStore, *, resumed: bool) -> dict[str, Any] | None:
@@ -169,45 +160,24 @@ def initial_hashes(store: ModelStore, described: dict[str, Any] | None) -> dict[
     return known | frozen.hashes(trained)
 
 
-def open_engine(
-    job: Job,
-    store: ModelStore,
-    *,
-    applied: int = 0,
-    loss_scale: LossScale | None = None,
-    meter: Meter | None = None,
-    trace: bool | None = None,
-    watched: bool = False,
-    shared: Shared | None = None,
-) -> Engine:
-    """The engine for a job. `loss_scale` and `trace` default to the config's. `shared`: if several processes train."""
+def optimizer_of(job: Job) -> Optimizer:
+    """The optimizer at the first step."""
     optim = job.config.optim
-    return Engine(
-        store,
-        job.plan.plan,
-        job.devices,
-        Optimizer(
-            betas=optim.betas,
-            eps=optim.eps,
-            weight_decay=optim.weight_decay,
-            max_grad_norm=optim.max_grad_norm,
-            asynchronous=job.asynchronous,
-            threads=job.hardware.machine.threads,
-            seed=job.config.train.seed,
-        ),
-        tokens=job.config.train.sequences * job.config.data.max_length,
-        applied=applied,
-        loss_scale=loss_scale or starting_scale(job),
-        fp16_accumulation=job.config.engine.fp16_accumulation,
-        device_limit=job.device_limit,
-        trace=job.config.engine.trace if trace is None else trace,
-        meter=meter,
-        watched=watched,
-        shared=shared,
+    scale = LossScale.start(optim.loss_scale, optim.loss_scale_steps) if job.dtype == torch.float16 else UNSCALED
+    return Optimizer(
+        betas=optim.betas,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        max_grad_norm=optim.max_grad_norm,
+        threads=job.hardware.machine.threads,
+        seed=job.config.train.seed,
+        loss_scale=scale,
     )
 
 
-def starting_scale(job: Job) -> LossScale:
-    """The loss scale at the first step."""
-    optim = job.config.optim
-    return LossScale.start(optim.loss_scale, optim.loss_scale_steps) if job.dtype == torch.float16 else UNSCALED
+def open_engine(
+    job: Job, store: ModelStore, optimizer: Optimizer, observers: Observers, partners: Partners | None = None
+) -> Engine:
+    """The engine for a job. `partners`: the other processes, if several train the model."""
+    devices = Devices(job.devices, job.plan.device, job.device_limit)
+    return Engine(store, job.plan.plan, devices, optimizer, observers=observers, partners=partners)

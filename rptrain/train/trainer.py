@@ -14,6 +14,7 @@ from rptrain.checkpoint.atomic_dir import BASE
 from rptrain.checkpoint.export import ModelInMemory, export_store
 from rptrain.engine.engine import Engine
 from rptrain.engine.meter import Meter
+from rptrain.engine.recorder import Observers
 from rptrain.inference.evaluate import ask_questions
 from rptrain.kernels.compiling import COMPILED
 from rptrain.models.weights import pretrained
@@ -32,7 +33,7 @@ from rptrain.train.progress import closing_lines
 from rptrain.train.replan import COMPARED, Candidate, Comparison, is_worthwhile
 from rptrain.train.resume import restore
 from rptrain.train.save import checkpoint_meta
-from rptrain.train.session import Session, initial_hashes, load_weights, open_engine, starting_scale
+from rptrain.train.session import Session, initial_hashes, load_weights, open_engine, optimizer_of
 from rptrain.train.steps import (
     RESTART_ADVICE,
     Clock,
@@ -63,8 +64,7 @@ class Trainer:
         self._progress, self._emit, self._saver = session.progress, session.journal.emit, session.saver
         self._control, self._telemetry, self._watchdog = session.control, session.telemetry, session.watchdog
         self._done = 0  # steps before the engine was opened
-        self._applied = 0  # how many of these were not skipped
-        self._loss_scale = starting_scale(begun.job)  # when the engine is opened
+        self._optimizer = optimizer_of(begun.job)  # as when the engine is opened
         self._last = begun.job.total_steps  # the last step; early stopping makes it an earlier one
         self._running = deque[RunningStep]()  # steps that were submitted, until they are reported
         timeout = begun.job.config.save.stop_timeout
@@ -369,11 +369,9 @@ class Trainer:
             engine = open_engine(
                 job,
                 self._store,
-                applied=self._applied,
-                loss_scale=self._loss_scale,
-                meter=meter,
-                watched=True,
-                shared=self._session.shared,
+                self._optimizer,
+                Observers(job.config.engine.trace, meter, watched=True),
+                self._session.shared,
             )
         self._starved = 0.0
         if (locking := engine.locking).missing and not self._locking_noted:
@@ -395,7 +393,8 @@ class Trainer:
     def _leave(self, engine: Engine) -> None:
         """Prepare to open another engine for the steps after the last one."""
         self._saver.wait()  # the next engine's updates would not wait for this save
-        self._done, self._applied, self._loss_scale = self._next, engine.applied, engine.loss_scale
+        self._done = self._next
+        self._optimizer = replace(self._optimizer, applied=engine.applied, loss_scale=engine.loss_scale)
 
     def _use(self, job: Job) -> None:
         """Use the job's plan for the next engine."""
@@ -427,13 +426,14 @@ class Trainer:
         )
         self._emit(events.Resumed(state["step"], str(checkpoint)))
         meta = state["meta"]
-        self._done, self._applied = state["step"], meta["applied"]
+        self._done = state["step"]
+        self._optimizer = replace(self._optimizer, applied=meta["applied"])
         self._repeats = RepeatedSteps(self._earlier, self._done, self._emit)
         if (kept := meta.get("validation")) is not None:
             self._early_stopping = replace(self._early_stopping, best=kept["best"], bad=kept["bad"])
             self._validated = self._done, kept["loss"]
         if (scale := meta.get("loss_scale")) is not None:
-            self._loss_scale = replace(self._loss_scale, **scale)
+            self._optimizer = replace(self._optimizer, loss_scale=replace(self._optimizer.loss_scale, **scale))
 
     def _ask_questions(self, step: int) -> None:
         """Record how many held-out questions (`eval.questions`) the model answers exactly, with samples."""

@@ -10,7 +10,7 @@ from rptrain.checkpoint.run_states import checkpoints_by_loss
 from rptrain.checkpoint.state import load_state
 from rptrain.data.loader import Batches
 from rptrain.engine.engine import Engine
-from rptrain.engine.store import UnitState
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records.events import BestLoaded, CheckpointDamaged, Event
 from rptrain.utils.phases import phase

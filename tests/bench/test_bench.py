@@ -213,7 +213,7 @@ def test_it_measures_the_plan_that_training_would_use(monkeypatch, first, new, p
 
     def replan(job, times):
         calls.append(times)
-        return tools.with_stages(job.plan, "FB0-3")
+        return tools.with_stages(job.plan, job.spec, "FB0-3")
 
     def timed(*arguments):
         assert time_steps(*arguments) > 0
@@ -244,9 +244,9 @@ def test_it_measures_the_plan_that_training_would_use(monkeypatch, first, new, p
 def test_the_way_to_the_first_step_is_that_of_the_first_engine(monkeypatch):
     opened, open_engine = [], run.open_engine
 
-    def noted(*arguments, **options):
-        opened.append(options.get("trace", False))
-        return open_engine(*arguments, **options)
+    def noted(job, store, optimizer, observers):
+        opened.append(observers.trace)
+        return open_engine(job, store, optimizer, observers)
 
     def clock():  # long after, from the second engine on
         return time.perf_counter() + 1e6 * (len(opened) > 1)

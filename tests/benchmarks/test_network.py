@@ -1,13 +1,15 @@
 """The model that sleeps in place of computing, and what its processes need. Times are not measured here."""
 
+from dataclasses import replace
+
 import pytest
-import torch
 
 from benchmarks.network import model, namespaces
 from benchmarks.network.model import WORLD, Sleeps, batch, planned, sleeping_model
-from rptrain.engine.distributed.peers import Shared
-from rptrain.engine.engine import Engine, Optimizer
-from rptrain.engine.store import ModelStore
+from rptrain.engine.distributed.shared import Shared
+from rptrain.engine.engine import Devices, Engine
+from rptrain.engine.memory.store import ModelStore
+from rptrain.engine.optimizer import Optimizer
 from rptrain.schedule.machine import GOODPUT
 from tests.engine.distributed.test_exactness import together
 
@@ -19,15 +21,13 @@ def test_two_processes_train_it(asynchronous, monkeypatch):
 
     def train(peers):
         shared = Shared.open(peers, WORLD)
-        plan = planned(sleeps, asynchronous=asynchronous, rate=1e9).plan
-        kind = {"generations": 1 + asynchronous, "wide_grad": True, "share": shared.share}
-        with ModelStore(sleeping_model(sleeps), torch.bfloat16, **kind) as store:
+        run = planned(sleeps, asynchronous=asynchronous, rate=1e9)
+        with ModelStore(sleeping_model(sleeps), replace(run.layout, share=shared.share)) as store:
             for state in store.units:
                 for params in state.params:
                     params.fill_(0.5)
             store.loaded()
-            optimizer = Optimizer(asynchronous=asynchronous)
-            with Engine(store, plan, ["cpu:0"], optimizer, tokens=batch().length, shared=shared) as engine:
+            with Engine(store, run.plan, Devices(["cpu:0"], run.device), Optimizer(), partners=shared) as engine:
                 losses = []
                 for _ in range(2):
                     losses.append(engine.forward_backward(batch()))

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rptrain.engine.memory.moments import layout
+from rptrain.engine.memory.step_layout import accumulate_dtype
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.engine.optim.adam import split
-from rptrain.engine.optim.moments import layout
-from rptrain.engine.store import UnitState, accumulate_dtype
 from rptrain.models.families import registry
 
 CONFIG = {

@@ -17,8 +17,8 @@ from rptrain.checkpoint.export import export
 from rptrain.checkpoint.processes import OtherFailed, Processes
 from rptrain.checkpoint.state import Background, load_state, prune, save_state
 from rptrain.checkpoint.unit_tensors import file_layout, header
-from rptrain.engine.distributed import share
-from rptrain.engine.distributed.share import Share
+from rptrain.engine.memory import share
+from rptrain.engine.memory.share import Share
 from rptrain.models.weights.safetensors_io import as_bytes
 from tests.checkpoints import verify_checkpoint
 from tests.engine import plain, runs

@@ -13,13 +13,13 @@ from rptrain.doctor import gpu, host
 from rptrain.doctor.checks import Check, check, lines
 from rptrain.doctor.examine import examine
 from rptrain.doctor.gpu import CopyRates, Gpu, describe
-from rptrain.engine import store
+from rptrain.engine.memory import arena
 from rptrain.engine.optim import adam
 from rptrain.utils import control_groups, native
 from rptrain.utils.nvml import Link
 from rptrain.utils.parallel import cores
 
-from ..engine.test_store import Runtime
+from ..engine.memory.test_store import Runtime
 from ..refusals import Refusals
 
 GOOD = Gpu(
@@ -100,7 +100,7 @@ def test_what_gpus_need_of_the_host(monkeypatch):
 @pytest.mark.parametrize("locks", [True, False])
 def test_page_locking_is_tried(monkeypatch, locks):
     runtime = Runtime((1 << 40) * locks)
-    monkeypatch.setattr(store, "_cudart", lambda: runtime)
+    monkeypatch.setattr(arena, "_cudart", lambda: runtime)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 20, 1 << 20))
     finding = host._locking(gpus=True)
     assert finding.figures == {"limit": 1 << 20, "locks": locks}

@@ -1,12 +1,16 @@
 """Small engine runs that tests compare."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from rptrain.engine.engine import Engine, Optimizer
+from rptrain.engine.engine import Devices, Engine
+from rptrain.engine.footprint import footprint
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.optim.loss_scale import UNSCALED
-from rptrain.engine.store import ModelStore
+from rptrain.engine.optimizer import Optimizer
+from rptrain.engine.recorder import Observers
 from rptrain.kernels.quant import Quantized
 from rptrain.models.families.registry import build
 from rptrain.models.transforms.balance import balanced
@@ -16,6 +20,8 @@ from rptrain.models.transforms.half_sums import with_half_sums
 from rptrain.models.transforms.lora import with_lora
 from rptrain.models.transforms.quantize import with_base
 from rptrain.schedule.plan import Plan
+
+from ..layouts import layout_of
 
 BETAS = (0.9, 0.95)
 
@@ -44,7 +50,7 @@ def make_store(
     spec = with_half_sums(spec) if half_sums else spec
     kind = {"generations": 1 + asynchronous, "wide_grad": wide_grad, "replicas": replicas, "moments": moments}
     kind |= {"share": share}
-    store = ModelStore(spec, dtype, **kind, lock=lock)
+    store = ModelStore(spec, layout_of(dtype, **kind), lock=lock)
     for index, unit in enumerate(spec.units):
         for param in unit.params:
             name = unit.name.removesuffix(".trained") + param.name
@@ -112,21 +118,19 @@ def engine_of(
     shared=None,
     **options,
 ):
+    """An engine for steps of `plan`, whose sizes the store's layout gets here."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    sizes = {"sequences": 1, "length": tokens, "micro_batches": plan.micro_batches, "round_size": plan.round_size}
+    layout = replace(store.layout, **sizes, half_sums=fp16_accumulation)
+    assert (layout.asynchronous, layout.grad_dtype) == (asynchronous, store.layout.grad_dtype)
+    store.layout = layout
     return Engine(
         store,
         plan,
-        [f"{device}:{i}" for i in range(plan.devices)],
-        Optimizer(betas=BETAS, asynchronous=asynchronous, **options),
-        tokens=tokens,
-        applied=applied,
-        loss_scale=loss_scale,
-        fp16_accumulation=fp16_accumulation,
-        probe=probe,
-        trace=trace,
-        meter=meter,
-        watched=watched,
-        shared=shared,
+        Devices([f"{device}:{i}" for i in range(plan.devices)], footprint(store.spec, plan.stages, layout, plan.width)),
+        Optimizer(betas=BETAS, applied=applied, loss_scale=loss_scale, **options),
+        observers=Observers(trace, meter, watched, probe),
+        partners=shared,
     )
 
 

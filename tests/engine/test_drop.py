@@ -1,16 +1,15 @@
 """Steps in progress that are dropped: the state is that after the last whole step, wherever the engine was."""
 
-from . import plain
-from . import runs
-from .. import run_tools as tools
-from rptrain.checkpoint.state import Background
-from rptrain.checkpoint.state import load_state
-from rptrain.checkpoint.state import save_state
-from rptrain.engine.optim.loss_scale import LossScale
-from rptrain.engine.optim.loss_scale import UNSCALED
-import pytest
 import threading
+
+import pytest
 import torch
+
+from rptrain.checkpoint.state import Background, load_state, save_state
+from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
+
+from .. import run_tools as tools
+from . import plain, runs
 
 CFG = plain.config(tie_word_embeddings=True)
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"

@@ -1,14 +1,16 @@
 """The engine's main tests: exactly the plain loop, whatever the devices, the plan, or the timing."""
 
-from . import plain
-from . import runs
-from tests.cases import UPDATES
-from tests.families import FAMILIES
-import pytest
 import random
 import threading
 import time
+
+import pytest
 import torch
+
+from tests.cases import UPDATES
+from tests.families import FAMILIES
+
+from . import plain, runs
 
 PLANS = [
     "F0-1 F2-3 FB4-4 B2-3 B0-1",

@@ -1,23 +1,21 @@
 """Blocks that multiply in FP8: the same bits on any number of workers and any plan, and learning."""
 
-from . import plain
-from . import runs
-from .test_frozen import same_as_first
-from .test_lora import EXPERTS
-from .test_lora import MLPS
+import pytest
+import torch
+
 from rptrain.engine.footprint import stage_prepared
-from rptrain.engine.transfer.copies import ParamLayout
+from rptrain.engine.transfer.layouts import ParamLayout
 from rptrain.kernels.fp8 import FP8Weight
 from rptrain.models.families.registry import build
 from rptrain.models.transforms.fp8 import with_fp8
-from rptrain.models.transforms.lora import LoRA
-from rptrain.models.transforms.lora import with_lora
+from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.transforms.quantize import with_base
 from rptrain.schedule.plan import Stage
-from tests.cases import BOTH
-from tests.cases import UPDATES
-import pytest
-import torch
+from tests.cases import BOTH, UPDATES
+
+from . import plain, runs
+from .test_frozen import same_as_first
+from .test_lora import EXPERTS, MLPS
 
 PLANS = (
     "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=1 M=4 MR=4",

@@ -1,25 +1,25 @@
 """Frozen parameters: exactly the plain loop that leaves them out, and nothing of them is kept, moved or written."""
 
-from . import plain
-from . import runs
-from .test_store import Runtime
+import math
+import time
 from fnmatch import fnmatchcase
 from functools import partial
-from rptrain.engine import store as memory
-from rptrain.engine.meter import Meter
-from rptrain.engine.meter import likeness
+
+import pytest
+import torch
+
+from rptrain.engine.memory import arena
+from rptrain.engine.memory.store import ModelStore
+from rptrain.engine.meter import Meter, likeness
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.gradients import label
-from rptrain.engine.store import ModelStore
 from rptrain.models.families.registry import build
 from rptrain.models.transforms.freeze import freeze
-from tests.cases import BOTH
-from tests.cases import UPDATES
-from tests.cases import grid
-import math
-import pytest
-import time
-import torch
+from tests.cases import BOTH, UPDATES, grid
+
+from ..layouts import layout_of
+from . import plain, runs
+from .memory.test_store import Runtime
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 TIED = plain.config(tie_word_embeddings=True)
@@ -189,8 +189,8 @@ def test_a_frozen_parameter_takes_its_own_bytes_and_no_more(asynchronous):
     spec = freeze(build(cfg), ["*_proj.weight", "lm_head.weight"])
     expected = 2 * pages(others, 2) + 2 * pages(norms, *trained) + pages(table, 2)
     expected += pages(table, *trained) + pages(128, *trained)  # the embedding; the last norm, 64 and padding
-    assert sum(ModelStore.sizes(spec, torch.bfloat16, **options).values()) == expected
-    with ModelStore(spec, torch.bfloat16, **options) as store:
+    assert sum(ModelStore.sizes(spec, layout_of(torch.bfloat16, **options)).values()) == expected
+    with ModelStore(spec, layout_of(torch.bfloat16, **options)) as store:
         for state in store.units:
             kept = [*state.params, *state.grads, *state.moments.values()]
             kept += [] if state.remainder is None else [state.remainder]
@@ -201,7 +201,7 @@ def test_a_frozen_parameter_takes_its_own_bytes_and_no_more(asynchronous):
 def test_frozen_units_are_locked_too(monkeypatch):
     """Those of their buffers that there are: a range of no bytes cannot be."""
     runtime = Runtime()
-    monkeypatch.setattr(memory, "_cudart", lambda: runtime)
+    monkeypatch.setattr(arena, "_cudart", lambda: runtime)
     with runs.make_store(plain.CONFIG, torch.bfloat16, asynchronous=True, frozen=MIXED, lock=True) as store:
         assert not store.locking.missing
         assert runtime.registered.keys() >= {flat.data_ptr() for state in store.units for flat in state.params}

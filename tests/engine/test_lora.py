@@ -1,18 +1,18 @@
 """Adapters in the engine: exactly the plain loop's, the same bits with dropout on any workers, and a small store."""
 
-from . import plain
-from . import runs
-from .test_frozen import same_as_first
 from dataclasses import replace
-from rptrain.engine.store import ModelStore
-from rptrain.models.families.registry import build
-from rptrain.models.transforms.lora import LoRA
-from rptrain.models.transforms.lora import with_lora
-from tests.cases import BOTH
-from tests.cases import UPDATES
-from tests.cases import grid
+
 import pytest
 import torch
+
+from rptrain.engine.memory.store import ModelStore
+from rptrain.models.families.registry import build
+from rptrain.models.transforms.lora import LoRA, with_lora
+from tests.cases import BOTH, UPDATES, grid
+
+from ..layouts import layout_of
+from . import plain, runs
+from .test_frozen import same_as_first
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 TIED = plain.config(tie_word_embeddings=True)
@@ -129,7 +129,7 @@ def test_the_base_takes_two_bytes_a_parameter(asynchronous):
     base = build(cfg)
     spec = with_lora(base, LoRA(r=4))
     generations = 1 + asynchronous
-    size = sum(ModelStore.sizes(spec, torch.bfloat16, generations=generations).values())
+    size = sum(ModelStore.sizes(spec, layout_of(torch.bfloat16, generations=generations)).values())
     adapters = sum(unit.numel for unit in spec.units if unit.trainable)
     pages = 4096 * len(spec.units) * (generations + 4)  # what buffers that end in the midst of one may take more
     least = 2 * sum(unit.numel for unit in base.units) + (2 * generations + 2 + 2 + 8) * adapters

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rptrain.engine.devices import cpu
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.meter import Measured, Meter, measured_stages, timed
 from rptrain.engine.recorder import Recorder
-from rptrain.engine.store import ModelStore
 from rptrain.models.families.registry import build
 from rptrain.models.layers.block import Block
 from rptrain.models.layers.head import Head

@@ -9,10 +9,14 @@ import torch
 
 from rptrain.engine import engine as module
 from rptrain.engine.devices.cpu import CpuDevice
+from rptrain.engine.engine import Devices, Engine
 from rptrain.engine.errors import EngineError
+from rptrain.engine.footprint import footprint
+from rptrain.engine.memory import boundary
+from rptrain.engine.memory.arena import Arena
 from rptrain.engine.meter import Meter
-from rptrain.engine.store import Arena
-from rptrain.engine.transfer import boundary
+from rptrain.engine.optimizer import Optimizer
+from rptrain.schedule.plan import Plan
 
 from . import plain, runs
 
@@ -140,5 +144,8 @@ def test_a_store_can_be_trained_by_one_engine_after_another(tied, nothing_left):
 
 
 def test_a_store_of_the_other_kind_is_refused(nothing_left):
+    """One for steps of other micro-batches."""
     with runs.make_store(CFG, torch.float32, asynchronous=False) as store, pytest.raises(AssertionError):
-        runs.run(CFG, plain.make_batches(1), PLAN, asynchronous=True, store=store)
+        plan = Plan.parse(PLAN)
+        devices = Devices(["cpu:0", "cpu:1"], footprint(store.spec, plan.stages, store.layout, plan.width))
+        Engine(store, plan, devices, Optimizer())

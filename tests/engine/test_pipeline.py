@@ -257,7 +257,7 @@ def test_gradients_drain_in_the_first_windows_of_the_next_slot(drained, monkeypa
 
     def noted(download, *arguments):
         made(download, *arguments)
-        found.append((len(download._windows), arguments[-3].nbytes))
+        found.append((len(download._windows), arguments[-2].nbytes))
 
     monkeypatch.setattr(copies, "DRAINED", drained)
     monkeypatch.setattr(copies.Download, "__init__", noted)

@@ -12,9 +12,9 @@ import torch
 
 from rptrain.engine.devices.cpu import CpuDevice
 from rptrain.engine.devices.cuda import CudaDevice
+from rptrain.engine.memory.arena import Arena
 from rptrain.engine.optim import adam
 from rptrain.engine.optim.adam import CpuAdam
-from rptrain.engine.store import Arena
 from rptrain.models.transforms.lora import LoRA
 from rptrain.utils import numa
 from rptrain.utils.numa import Node, Topology

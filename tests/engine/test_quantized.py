@@ -1,30 +1,25 @@
 """A base in 4 or 8 bits in the engine equals the plain loop on its dequantized weights; uploads are a quarter."""
 
-from . import plain
-from . import runs
-from .test_frozen import same_as_first
-from .test_lora import EXPERTS
-from .test_lora import MLPS
-from .test_lora import SOME_DENSE
-from .test_lora import assert_equals_the_plain_loop
-from rptrain.engine.footprint import ALIGNMENT
-from rptrain.engine.footprint import Shapes
-from rptrain.engine.footprint import stage_memory
+import time
+
+import pytest
+import torch
+
+from rptrain.engine.footprint import ALIGNMENT, stage_memory
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.meter import Meter
-from rptrain.engine.store import ModelStore
-from rptrain.kernels.quant import FORMATS
-from rptrain.kernels.quant import Quantized
+from rptrain.kernels.quant import FORMATS, Quantized
 from rptrain.models.families.registry import build
 from rptrain.models.transforms.fp8 import with_fp8
-from rptrain.models.transforms.lora import LoRA
-from rptrain.models.transforms.lora import with_lora
+from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.transforms.quantize import with_base
-from rptrain.schedule.plan import Plan
-from rptrain.schedule.plan import Stage
+from rptrain.schedule.plan import Plan, Stage
 from tests.cases import UPDATES
-import pytest
-import time
-import torch
+
+from ..layouts import layout_of
+from . import plain, runs
+from .test_frozen import same_as_first
+from .test_lora import EXPERTS, MLPS, SOME_DENSE, assert_equals_the_plain_loop
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
 GLM = plain.GLM4_MOE | {"moe_intermediate_size": 64}  # so that every format has whole blocks
@@ -153,16 +148,16 @@ def test_memory_is_what_the_formats_say(base):
     trained = sum(unit.numel for unit in spec.units if unit.trainable)
     host = -(-unit.nbytes(2) // 4096) * 4096 + 2 * 128 * 128 * 2 + 4096  # with the tables and the last norm
     lora = sum(-(-trained * size // 4096) * 4096 for size in (2, 2, 2, 4, 4))
-    assert sum(ModelStore.sizes(spec, torch.bfloat16, generations=1).values()) == host + lora
-    with ModelStore(spec, torch.bfloat16, generations=1) as store:
+    assert sum(ModelStore.sizes(spec, layout_of(torch.bfloat16, generations=1)).values()) == host + lora
+    with ModelStore(spec, layout_of(torch.bfloat16, generations=1)) as store:
         (state,) = (state for state in store.units if state.quantized)
         assert [flat.nbytes for flat in state.params] == [unit.nbytes(2)] and not state.grads
         assert all(isinstance(held, Quantized) for held in state.quantized.values())
-    shapes = Shapes(tokens=16, micro_batches=1, dtype=torch.bfloat16, wide_grad=False)
-    memory = stage_memory(spec, Stage("B", 0, 1), shapes)
+    layout = layout_of(torch.bfloat16, tokens=16)
+    memory = stage_memory(spec, Stage("B", 0, 1), layout)
     assert memory.params == -(-(unit.nbytes(2) + 2 * trained) // ALIGNMENT) * ALIGNMENT
     assert memory.prepared == 2 * matrices
     multiplied = with_fp8(spec)  # codes and scales of rows instead, unless the codes are uploaded
     for kind, copies in (("F", 1), ("B", 2)):
-        prepared = stage_memory(multiplied, Stage(kind, 0, 1), shapes).prepared
+        prepared = stage_memory(multiplied, Stage(kind, 0, 1), layout).prepared
         assert prepared == ((copies - 1) * matrices if base == "fp8" else copies * matrices + 4 * rows)

@@ -1,16 +1,16 @@
 """The state after a step can be read while training goes on: no unit changes before it was released."""
 
-from . import plain
-from . import runs
-from .. import run_tools as tools
-from rptrain.checkpoint.state import Background
-from rptrain.checkpoint.state import load_state
-from rptrain.checkpoint.state import save_state
+import threading
+
+import pytest
+import torch
+
+from rptrain.checkpoint.state import Background, load_state, save_state
 from rptrain.engine.errors import EngineError
 from rptrain.utils.errors import UserError
-import pytest
-import threading
-import torch
+
+from .. import run_tools as tools
+from . import plain, runs
 
 CFG = plain.config(tie_word_embeddings=True)
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rptrain.engine import stage_pass
-from rptrain.engine.stage_pass import StagePass
+from rptrain.engine.stage_pass import StagePass, StageTensors, StageWeights
 from rptrain.schedule.plan import Stage
 
 
@@ -47,9 +47,8 @@ def make(stage, outputs=(), dy=None, log=None, count=3):
     params = [{"w": torch.tensor([10.0**i])} for i in layers.layers]
     written = {boundary: torch.full((1,), torch.nan) for boundary in outputs}
     described = lambda: log.append("mb")  # noqa: E731
-    return StagePass(
-        spec, layers, described, params, params, torch.zeros(1), dy, written, lambda kind, index: nullcontext()
-    ), written
+    weights, tensors = StageWeights(params, params), StageTensors(torch.zeros(1), dy, written)
+    return StagePass(spec, layers, described, weights, tensors, lambda kind, index: nullcontext()), written
 
 
 def run(stage, outputs, dy=None, *, by_layer=False):

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -22,7 +23,7 @@ import rptrain.train.trainer
 from rptrain import cli
 from rptrain.data.loader import Batches
 from rptrain.engine.engine import Engine
-from rptrain.engine.optim.worker import OptimizerWorker
+from rptrain.engine.optimizer import OptimizerWorker
 from rptrain.planner import memory
 from rptrain.runs.folder import event_log
 from rptrain.runs.records import events
@@ -118,7 +119,9 @@ class Injector:
                 if pattern.search(name):
                     self.reach(place)
 
-        Engine.__init__ = lambda engine, *given, **named: init(engine, *given, **named, probe=probe)
+        Engine.__init__ = lambda engine, *given, observers, **named: init(
+            engine, *given, observers=replace(observers, probe=probe), **named
+        )
         for place, (owner, name) in (OFTEN | ONCE).items():
             setattr(owner, name, self._before(place, getattr(owner, name)))
         module = ModuleType("wandb")
@@ -144,7 +147,9 @@ def _run(order: Mapping[str, Any]) -> None:
     for stream in (1, 2):
         os.dup2(os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
     make = memory.make_plan
-    memory.make_plan = lambda *sizes, **limits: tools.with_stages(make(*sizes, **limits), tools.STAGES)
+    memory.make_plan = lambda spec, *sizes, **limits: tools.with_stages(
+        make(spec, *sizes, **limits), spec, tools.STAGES
+    )
     telemetry.INTERVAL = INTERVAL
     Injector(Path(order["log"]), order["fault"] and tuple(order["fault"])).install()
     sys.argv = ["rptrain", *order["arguments"]]

@@ -8,9 +8,9 @@ import torch
 from benchmarks.page_locking import lockable
 from rptrain.engine import stage_pass
 from rptrain.engine.devices.cuda import CudaDevice, CudaStream
+from rptrain.engine.memory.arena import Arena
+from rptrain.engine.memory.page_locking import PageableRanges, page_locked
 from rptrain.engine.optim.loss_scale import LossScale
-from rptrain.engine.page_locking import PageableRanges, page_locked
-from rptrain.engine.store import Arena
 from rptrain.kernels.quant import FORMATS
 from rptrain.models.transforms.lora import LoRA
 from rptrain.schedule.plan import Plan

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rptrain.checkpoint.export import export
-from rptrain.engine.page_locking import Locking
+from rptrain.engine.memory.page_locking import Locking
 from rptrain.inference import weights
 from rptrain.inference.generate import Request, generate_text
 from rptrain.inference.load import LoadedChat

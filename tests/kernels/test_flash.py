@@ -1,19 +1,15 @@
 """The attention kernels against the reference: documents, windows, sinks, head sizes, strides, and equal bits."""
 
-from rptrain.kernels import flash
-from rptrain.kernels.flash import Passes
-from rptrain.kernels.flash import Tiles
-from rptrain.kernels.flash import backward_triton
-from rptrain.kernels.flash import forward_triton
-from rptrain.kernels.half import scaled_heads
-from rptrain.kernels.reference import dense as reference
-from rptrain.kernels.target import nvidia
-from rptrain.kernels.target import read
-from tests.kernels.exact import close
-from tests.kernels.exact import random
-from torch import Tensor
 import pytest
 import torch
+from torch import Tensor
+
+from rptrain.kernels import flash
+from rptrain.kernels.flash import Passes, Tiles, backward_triton, forward_triton
+from rptrain.kernels.half import scaled_heads
+from rptrain.kernels.reference import dense as reference
+from rptrain.kernels.target import nvidia, read
+from tests.kernels.exact import close, random
 
 fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
 SMALL = Passes(*[Tiles(16, 16, 4, 1)] * 3)

@@ -1,15 +1,13 @@
 """Grouped products and their gradients against the reference: empty experts, one expert, odd sizes, either layout."""
 
+import pytest
+import torch
+from torch import Tensor
+
 from rptrain.kernels import grouped
 from rptrain.kernels.grouped import Tiles
 from rptrain.kernels.reference import moe as reference
-from tests.kernels.exact import close
-from tests.kernels.exact import dtypes
-from tests.kernels.exact import no_worse
-from tests.kernels.exact import random
-from torch import Tensor
-import pytest
-import torch
+from tests.kernels.exact import close, dtypes, no_worse, random
 
 CASES = [  # rows of each expert; inner and outer size; whether weights are stored as [E, out, in]
     ([1], 1, 1, False),

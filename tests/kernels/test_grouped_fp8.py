@@ -1,20 +1,16 @@
 """Grouped products in FP8: codes exactly, products within rounding of their result in float64, in either layout."""
 
-from rptrain.kernels import fp8
-from rptrain.kernels import fp8_products
-from rptrain.kernels import grouped_fp8
-from rptrain.kernels import moe
-from rptrain.kernels.fp8 import FP8Weight
-from rptrain.kernels.fp8 import Rows
+import pytest
+import torch
+from torch import Tensor
+
+from rptrain.kernels import fp8, fp8_products, grouped_fp8, moe
+from rptrain.kernels.fp8 import FP8Weight, Rows
 from rptrain.kernels.reference import fp8 as by_row
 from rptrain.kernels.reference import grouped_fp8 as reference
 from rptrain.kernels.reference import moe as exactly
 from tests.kernels.exact import random
-from tests.kernels.test_fp8 import factors_of
-from tests.kernels.test_fp8 import same
-from torch import Tensor
-import pytest
-import torch
+from tests.kernels.test_fp8 import factors_of, same
 
 layouts = pytest.mark.parametrize("by_input", [False, True], ids=["by_output", "by_input"])
 COUNTS = ([1], [0, 5, 0, 130, 3, 0], [0] * 8 + [1, 2], [37], [0, 0, 300], [128, 1, 256])

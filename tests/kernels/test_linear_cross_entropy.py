@@ -1,17 +1,17 @@
 """The loss and its gradients against autograd in float64; the softmax kernel against the reference."""
 
-from .autograd import LinearCrossEntropy
-from rptrain.kernels import linear_cross_entropy as lce
-from rptrain.kernels.batch import IGNORED
-from rptrain.kernels.reference.dense import cross_entropy_
-from rptrain.kernels.reference.dense import wide
-from rptrain.kernels.target import Target
-from rptrain.kernels.target import nvidia
-from tests.kernels.exact import dtypes
-from torch import Tensor
-from torch.nn import functional as F
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rptrain.kernels import linear_cross_entropy as lce
+from rptrain.kernels.batch import IGNORED
+from rptrain.kernels.reference.dense import cross_entropy_, wide
+from rptrain.kernels.target import Target, nvidia
+from tests.kernels.exact import dtypes
+
+from .autograd import LinearCrossEntropy
 
 
 def small(vocab: int, itemsize: int, gradient: bool, target: Target) -> lce.Sizes:

@@ -1,18 +1,16 @@
 """The rotation's kernels, with and without norms of queries and keys, against the reference and autograd."""
 
-from .autograd import QKNormRope
+import pytest
+import torch
+
 from rptrain.kernels import rope
 from rptrain.kernels.batch import Rotation
 from rptrain.kernels.half import scaled_heads
 from rptrain.kernels.reference import dense as reference
 from rptrain.kernels.rope import QKNorm
-from tests.kernels.exact import close
-from tests.kernels.exact import dtypes
-from tests.kernels.exact import exact
-from tests.kernels.exact import no_worse
-from tests.kernels.exact import random
-import pytest
-import torch
+from tests.kernels.exact import close, dtypes, exact, no_worse, random
+
+from .autograd import QKNormRope
 
 # tokens, H, K, C: tiles that are whole, cut, several for the heads of one token, and several a program of backward
 SHAPES = [(1, 1, 1, 2), (7, 3, 1, 32), (3, 20, 5, 256), (5, 4, 2, 256), (2, 12, 4, 80), (9, 6, 6, 10), (3, 17, 9, 6)]

@@ -1,20 +1,16 @@
 """SwiGLU's kernels against the reference, and the clamped form against transformers."""
 
-from .autograd import SwiGLU
-from .test_fp8 import factors_of
-from .test_fp8 import same
-from rptrain.kernels import fp8
-from rptrain.kernels import swiglu
-from rptrain.kernels.fp8 import Operand
-from rptrain.kernels.fp8 import Rows
-from rptrain.kernels.reference import dense as reference
-from rptrain.kernels.swiglu import Clamp
-from tests.kernels.exact import dtypes
-from tests.kernels.exact import exact
-from tests.kernels.exact import no_worse
-from tests.kernels.exact import random
 import pytest
 import torch
+
+from rptrain.kernels import fp8, swiglu
+from rptrain.kernels.fp8 import Operand, Rows
+from rptrain.kernels.reference import dense as reference
+from rptrain.kernels.swiglu import Clamp
+from tests.kernels.exact import dtypes, exact, no_worse, random
+
+from .autograd import SwiGLU
+from .test_fp8 import factors_of, same
 
 sizes = pytest.mark.parametrize(("tokens", "size"), [(5, 3), (1, 1), (3, 1100), (2, 2048)])
 forms = pytest.mark.parametrize(

@@ -59,7 +59,7 @@ RAISED = {
     "ptxas": ("triton.compiler", PTXASError(REFUSED), "/x/ptxas, which compiles kernels, fails", "TRITON_PTXAS_PATH"),
     "temporary": ("triton.compiler", OSError(28, "No space left"), "temporary files (No space left)", "TMPDIR"),
     "gpu": ("triton.runtime.jit", RuntimeError("Triton Error [CUDA]: an illegal memory access"), None, ""),
-    "ours": ("rptrain.engine.store", OSError(28, "No space left"), None, ""),
+    "ours": ("rptrain.engine.memory.store", OSError(28, "No space left"), None, ""),
 }
 
 

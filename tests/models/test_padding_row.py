@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory.store import ModelStore
 from rptrain.kernels.batch import Batch
 from rptrain.models.families import registry
 from rptrain.models.weights import pretrained
@@ -14,6 +14,7 @@ from rptrain.utils.errors import UserError
 from tests.engine import runs
 from tests.families import FAMILIES, VARIANTS
 
+from ..layouts import layout_of
 from .conftest import COMMON, hugging_face
 from .test_configs import MISTRAL
 
@@ -43,7 +44,7 @@ def batch_of(ids: Tensor) -> Batch:
 def native_step(directory: Path, ids: Tensor, plan: str) -> tuple[dict[str, Tensor], float]:
     """Weights after a step of the engine, and the gradient norm."""
     spec = registry.build(registry.model_config(directory))
-    with ModelStore(spec, torch.float32, generations=1) as store:
+    with ModelStore(spec, layout_of(torch.float32, generations=1)) as store:
         pretrained.load(pretrained.check(directory, spec), spec, store.held)
         store.loaded()
         options = {"asynchronous": False, "weight_decay": DECAY, "max_grad_norm": 0.5, "eps": EPS}
@@ -74,7 +75,7 @@ def test_a_step_equals_that_of_transformers(variant: str, tmp_path: Path) -> Non
 
     assert norm == pytest.approx(expected.item(), rel=1e-6)
     spec = registry.build(registry.model_config(tmp_path / "after"))
-    with ModelStore(spec, torch.float32, generations=1) as store:
+    with ModelStore(spec, layout_of(torch.float32, generations=1)) as store:
         pretrained.load(pretrained.check(tmp_path / "after", spec), spec, store.held)
         for name, tensor in runs.checkpoint_tensors(store).items():
             torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-6, msg=name)

@@ -1,32 +1,28 @@
 """Advice for what does not fit: every line makes it fit when it is typed in."""
 
-from .. import run_tools as tools
-from benchmarks.advice import CONFIG
-from benchmarks.advice import checked
-from benchmarks.advice import draw
-from benchmarks.advice import typed
 from collections import Counter
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.advice import CONFIG, checked, draw, typed
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
 from rptrain.machine.flags import MachineFlags
-from rptrain.machine.hardware import Hardware
-from rptrain.machine.hardware import planned
-from rptrain.planner.advice import Advice
-from rptrain.planner.advice import advise
-from rptrain.planner.advice import values
-from rptrain.planner.changes import ORDER
-from rptrain.planner.changes import with_changes
+from rptrain.machine.hardware import Hardware, planned
+from rptrain.planner.advice import Advice, advise, values
+from rptrain.planner.changes import ORDER, with_changes
 from rptrain.planner.memory import plan_run
 from rptrain.planner.report import report
 from rptrain.preflight.model import trained_shape
 from rptrain.schedule.machine import CARDS
 from rptrain.utils.errors import UserError
-from types import SimpleNamespace
-import pytest
+
+from .. import run_tools as tools
 
 GIB = 1 << 30
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rptrain.engine.footprint import stage_bytes, stage_memory
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.meter import Measured
 from rptrain.models.families import registry
 from rptrain.models.locate import locate, read_config
@@ -16,7 +17,7 @@ from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.half_sums import with_half_sums
 from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.transforms.quantize import with_base
-from rptrain.planner.choose import LIBRARIES, Limits, Workload, layer_costs, layer_work, least_period, make_plan
+from rptrain.planner.choose import LIBRARIES, Limits, layer_costs, layer_work, least_period, make_plan
 from rptrain.schedule.costs import Work
 from rptrain.schedule.lower import outputs
 from rptrain.schedule.machine import CARDS, MATMUL, TRAFFIC, Machine, MeasuredRates, Rates
@@ -32,8 +33,8 @@ def spec_of(preset):
 
 
 def plan_of(preset, limit, *, asynchronous=True, round_size=16):
-    workload = Workload(4, 2048, 16, round_size, torch.bfloat16, asynchronous)
-    return make_plan(spec_of(preset), Machine(CARDS["rtx4090"], 1), workload, Limits(limit))
+    layout = StepLayout(4, 2048, 16, round_size, torch.bfloat16, asynchronous)
+    return make_plan(spec_of(preset), Machine(CARDS["rtx4090"], 1), layout, Limits(limit))
 
 
 @pytest.mark.parametrize("preset", ["qwen3-1.7b", "llama-3.1-8b"])
@@ -58,11 +59,11 @@ def test_every_limit_from_the_least_on_has_a_plan(preset):
 def test_no_step_is_shorter_than_the_least_period(preset, devices):
     """It is close to the steps of plans where transfers hide, also if little memory allows a short fused stage only."""
     spec, machine = spec_of(preset), Machine(CARDS["rtx4090"], devices)
-    workload = Workload(4, 2048, 16, 16, torch.bfloat16, True)
-    times = [cost.backward for cost in layer_costs(spec, workload, machine, None)]
+    layout = StepLayout(4, 2048, 16, 16, torch.bfloat16, True)
+    times = [cost.backward for cost in layer_costs(spec, layout, machine, None)]
     for limit in (13, 14, 16, 40):
-        plan = make_plan(spec, machine, workload, Limits(limit * GIB))
-        least = least_period(spec, machine, workload, device_limit=limit * GIB, measured=None)
+        plan = make_plan(spec, machine, layout, Limits(limit * GIB))
+        least = least_period(spec, machine, layout, device_limit=limit * GIB, measured=None)
         assert 16 * sum(times) / devices <= least <= plan.estimate.period * 1.000_001
         assert devices > 1 or plan.estimate.period < 1.02 * least
 
@@ -70,8 +71,8 @@ def test_no_step_is_shorter_than_the_least_period(preset, devices):
 def test_a_deep_model_does_not_fall_to_a_layer_a_stage():
     config = read_config(locate("llama-3.1-8b")) | {"num_hidden_layers": 64, "hidden_size": 8192}
     spec = registry.build(config)
-    workload = Workload(1, 2048, 16, 16, torch.bfloat16, True)
-    plan = make_plan(spec, Machine(CARDS["rtx4090"], 8), workload, Limits(21 * GIB))
+    layout = StepLayout(1, 2048, 16, 16, torch.bfloat16, True)
+    plan = make_plan(spec, Machine(CARDS["rtx4090"], 8), layout, Limits(21 * GIB))
     assert len(plan.plan.stages) < len(spec.stack) * 1.6
 
 
@@ -85,8 +86,8 @@ def test_host_states_are_14_bytes_a_parameter_in_sync_and_16_in_async():
 @pytest.mark.parametrize(("moments", "moved"), [("fp32", 26), ("bf16", 18), ("int8", 14.125)])
 def test_small_moments_make_updates_shorter(moments, moved):
     spec, machine = spec_of("qwen3-1.7b"), Machine(CARDS["rtx4090"], 1)
-    workload = Workload(4, 2048, 16, 16, torch.bfloat16, False, moments)
-    costs = layer_costs(spec, workload, machine, None)
+    layout = StepLayout(4, 2048, 16, 16, torch.bfloat16, False, moments)
+    costs = layer_costs(spec, layout, machine, None)
     numel = sum(unit.numel for unit in spec.units)
     assert sum(cost.update for cost in costs) == pytest.approx(moved * numel / machine.host_bandwidth)
 
@@ -94,9 +95,9 @@ def test_small_moments_make_updates_shorter(moments, moved):
 def test_what_is_frozen_costs_an_upload_and_its_part_of_the_arithmetic():
     """No gradient to compute, to keep or to bring down, no update."""
     machine, whole = Machine(CARDS["rtx4090"], 1), spec_of("qwen3-1.7b")
-    workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
+    layout = StepLayout(4, 2048, 16, 16, torch.bfloat16, False)
     spec = freeze(whole, ["model.embed_tokens.weight", "model.layers.0.*", "model.layers.1.mlp.*"])
-    before, after = (layer_costs(s, workload, machine, None) for s in (whole, spec))
+    before, after = (layer_costs(s, layout, machine, None) for s in (whole, spec))
     assert [cost.forward for cost in after] == [cost.forward for cost in before]
     assert [(cost.params, cost.kept) for cost in after] == [(cost.params, cost.kept) for cost in before]
     assert after[2:-1] == before[2:-1]
@@ -111,18 +112,18 @@ def test_what_is_frozen_costs_an_upload_and_its_part_of_the_arithmetic():
         assert before[index].backward - after[index].backward == pytest.approx(seconds)
     assert before[0].backward - after[0].backward > before[1].backward - after[1].backward
     measured = Measured((1.0,) * 28 + (0.0,), (2.0,) * 29, None, None, update=3.0, steps=2)
-    assert sum(cost.update for cost in layer_costs(spec, workload, machine, measured)) == pytest.approx(3.0)
+    assert sum(cost.update for cost in layer_costs(spec, layout, machine, measured)) == pytest.approx(3.0)
 
 
 def test_a_frozen_model_needs_less_of_the_host_and_of_the_gpu():
     whole = spec_of("qwen3-1.7b")
     frozen = freeze(whole, ["model.embed_tokens.weight", "*.mlp.*"])
-    workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
+    layout = StepLayout(4, 2048, 16, 16, torch.bfloat16, False)
     numel = 151936 * 2048 + 28 * 3 * 2048 * 6144
-    store = [make_plan(s, Machine(CARDS["rtx4090"], 1), workload).store_bytes for s in (whole, frozen)]
+    store = [make_plan(s, Machine(CARDS["rtx4090"], 1), layout).store_bytes for s in (whole, frozen)]
     assert store[0] - store[1] == pytest.approx(12 * numel, abs=28 * 6 * 4096)  # 14 bytes each to 2, in whole pages
     for stage in (Stage("FB", 0, 29), Stage("F", 0, 29)):
-        before, after = (stage_memory(s, stage, workload.shapes()) for s in (whole, frozen))
+        before, after = (stage_memory(s, stage, layout) for s in (whole, frozen))
         params, prepared, sums, work = (b - a for b, a in zip(before, after, strict=True))
         assert (params, prepared, work) == (0, 0, 0)
         assert sums == (4 * numel if stage.backward else 0)
@@ -130,12 +131,12 @@ def test_a_frozen_model_needs_less_of_the_host_and_of_the_gpu():
 
 def test_a_quantized_base_moves_less_and_its_device_holds_what_is_dequantized():
     """By hand, of Qwen3-1.7B: the host holds and the link moves codes, the devices beside them 16 bits of a stage."""
-    workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
+    layout = StepLayout(4, 2048, 16, 16, torch.bfloat16, False)
     matrices = 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144)  # of a layer
     plans = {}
     for base in ("bf16", "nf4"):
         spec = with_base(with_lora(spec_of("qwen3-1.7b"), LoRA(r=8)), base)
-        plans[base] = make_plan(spec, Machine(CARDS["rtx4090"], 1), workload, Limits(12 * GIB))
+        plans[base] = make_plan(spec, Machine(CARDS["rtx4090"], 1), layout, Limits(12 * GIB))
     wide, narrow = plans["bf16"], plans["nf4"]
     assert wide.store_bytes - narrow.store_bytes == pytest.approx(28 * (2 - 0.5625) * matrices, abs=28 * 4096)
     assert wide.costs[0].params - narrow.costs[0].params == (2 - 0.5625) * matrices
@@ -148,9 +149,9 @@ def test_a_quantized_base_moves_less_and_its_device_holds_what_is_dequantized():
 
 def test_products_in_fp8_are_planned_at_their_rate():
     """By hand, of Llama-3.1-8B: twice the rate for the blocks alone, half the uploads, and transposed codes."""
-    workload = Workload(4, 2048, 16, 16, torch.bfloat16, False)
+    layout = StepLayout(4, 2048, 16, 16, torch.bfloat16, False)
     spec, machine = spec_of("llama-3.1-8b"), Machine(CARDS["rtx4090"], 1)
-    plain, narrow = (make_plan(s, machine, workload, Limits(24 * GIB)) for s in (spec, with_fp8(spec)))
+    plain, narrow = (make_plan(s, machine, layout, Limits(24 * GIB)) for s in (spec, with_fp8(spec)))
     whole = plain
     matrices = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
     operations, tokens = 2 * matrices * 4 * 2048, 4 * 2048
@@ -173,12 +174,12 @@ def test_products_in_fp8_are_planned_at_their_rate():
     ]
     assert uploads[1] <= 0.55 * uploads[0]
     frozen = with_lora(spec, LoRA(r=8))
-    plain, narrow = (layer_costs(s, workload, machine, None)[0] for s in (frozen, with_fp8(frozen)))
+    plain, narrow = (layer_costs(s, layout, machine, None)[0] for s in (frozen, with_fp8(frozen)))
     moved = tokens * (2 * (2 * 4096 + 3 * 4096 + 3 * 14336) + 3 * rows)  # norms write codes beside their output
     saved = 3 * operations * (1 / (0.96 * 165e12) - 1 / (0.86 * 330e12)) - moved / (TRAFFIC * 1008e9)
     assert plain.forward + plain.backward - narrow.forward - narrow.backward == pytest.approx(saved, rel=1e-6)
     assert narrow.params == plain.params and narrow.prepared == 2 * matrices + 4 * rows  # a frozen base
-    old = make_plan(with_fp8(spec), Machine(CARDS["rtx3090"], 1), workload, Limits(24 * GIB))
+    old = make_plan(with_fp8(spec), Machine(CARDS["rtx3090"], 1), layout, Limits(24 * GIB))
     assert old.estimate.period > whole.estimate.period
 
 
@@ -186,14 +187,14 @@ def test_products_in_fp8_are_planned_at_their_rate():
 def test_sums_in_float16_are_planned_at_their_rate(frozen):
     """By hand, of Llama-3.1-8B: twice the rate for products; for weights' gradients only where layers ask for it."""
     spec, machine = freeze(spec_of("llama-3.1-8b"), frozen), Machine(CARDS["rtx4090"], 1)
-    workload = Workload(4, 2048, 16, 16, torch.float16, False)
-    before, after = (layer_costs(spec, each, machine, None) for each in (workload, replace(workload, half_sums=True)))
+    layout = StepLayout(4, 2048, 16, 16, torch.float16, False)
+    before, after = (layer_costs(spec, each, machine, None) for each in (layout, replace(layout, half_sums=True)))
     for index, matrices in ((0, 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)), (-1, 4096 * 128256)):
         one = 2 * 4 * 2048 * matrices  # operations of a product with each matrix
         saved = one / (0.96 * 165e12) - one / (MATMUL * 330e12)
         assert before[index].forward - after[index].forward == pytest.approx(saved, rel=1e-6)
         assert before[index].backward - after[index].backward == pytest.approx(2 * saved, rel=1e-6)
-    summed, asked = replace(workload, half_sums=True), with_half_sums(spec)
+    summed, asked = replace(layout, half_sums=True), with_half_sums(spec)
     for index, (layer, half) in enumerate(zip(spec.stack, asked.stack, strict=True)):
         work, kept = layer_work(asked, half, summed)[1], layer_work(spec, layer, summed)[1]
         assert work.half == work.matmul == kept.matmul, index
@@ -204,8 +205,8 @@ def test_sums_in_float16_are_planned_at_their_rate(frozen):
 def test_blocks_of_long_sequences_take_the_measured_time(rates):
     """Measured on an H200: 40.9 ms for a block's forward and 172.4 ms for its backward, Qwen3-1.7B, 65,536 tokens."""
     card = replace(CARDS["h200"], measured=rates and MeasuredRates(rates, "2026-11-26"))
-    workload = Workload(1, 65536, 8, 8, torch.bfloat16, True)
-    block = layer_costs(spec_of("qwen3-1.7b"), workload, Machine(card, 1), None)[0]
+    layout = StepLayout(1, 65536, 8, 8, torch.bfloat16, True)
+    block = layer_costs(spec_of("qwen3-1.7b"), layout, Machine(card, 1), None)[0]
     assert block.forward == pytest.approx(0.0409, rel=0.03)
     assert block.backward == pytest.approx(0.1724, rel=0.03)
 

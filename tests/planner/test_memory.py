@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.resolve import resolve
 from rptrain.data.template import parts_bytes
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import BLOCK
 from rptrain.engine.footprint import footprint
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.store import ModelStore
 from rptrain.machine import hardware as devices
 from rptrain.machine.hardware import LATER
 from rptrain.models.families import registry
@@ -32,7 +32,7 @@ from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights.quantized import QUANTIZING
-from rptrain.planner.choose import Workload
+from rptrain.planner.choose import step_layout
 from rptrain.planner.memory import (
     CUDA,
     CUDA_EACH,
@@ -56,6 +56,7 @@ from rptrain.utils.units import format_bytes
 from .. import own_memory
 from .. import run_tools as tools
 from ..cases import grid
+from ..layouts import layout_of
 
 GIB = 1 << 30
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -161,14 +162,14 @@ def test_a_run_takes_what_was_planned(folder, overrides):
 
 LOADING = """
 import json, os, sys
+from dataclasses import replace
 from pathlib import Path
 import torch
 from rptrain.checkpoint.state import load_state, save_state
-from rptrain.engine.store import ModelStore
-from rptrain.models.families import registry
-from rptrain.models.locate import read_config
+from rptrain.engine.memory.step_layout import StepLayout
+from rptrain.engine.memory.store import ModelStore
+from rptrain.models import registry
 from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
-from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import pretrained
 
 def growth(load):
@@ -184,14 +185,15 @@ def load(name):
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 folder = Path(sys.argv[1])
 spec = registry.build(read_config(folder / "model"))
-store = ModelStore(spec, torch.bfloat16, generations=2)
+layout = StepLayout(1, 8, 1, 1, torch.bfloat16, asynchronous=True)
+store = ModelStore(spec, layout)
 for state in store.units:
     for tensor in (*state.params, state.grad, *state.moments.values(), state.remainder):
         tensor.fill_(1)
 pretrained.save(folder / "same", spec, store.view, torch.bfloat16)
 pretrained.save(folder / "other", spec, store.view, torch.float32)
 state = save_state(folder, store.units, step=1, meta={"model_dir": str(folder / "model")})
-narrow = ModelStore(with_base(with_lora(spec, LoRA(r=1)), "nf4"), torch.bfloat16, generations=1)
+narrow = ModelStore(with_base(with_lora(spec, LoRA(r=1)), "nf4"), replace(layout, asynchronous=False))
 for held in narrow.units:
     held.params[0].fill_(1)
 
@@ -248,19 +250,18 @@ def test_cuda_takes_of_the_host_what_was_measured(update, gpus):
 def test_states_are_the_buffers_of_the_store(folder, dtype, moments, update, size, frozen):
     kind = (f"model.dtype={dtype}", f"optim.update={update}", f"optim.moments={moments}")
     config, spec, *_ = planned(folder, *kind, f"engine.round_size={size}", "engine.devices=cpu:2")
-    spec, workload = freeze(spec, frozen), Workload.of(config, CPU)
+    spec, layout = freeze(spec, frozen), step_layout(config, CPU)
     run, memory = plan_run(config, spec, devices.here(config.engine))
-    parts = state_parts(spec, workload)
+    parts = state_parts(spec, layout)
     assert [part.name == "frozen weights" for part in parts].count(True) == bool(frozen)
     rows = [part for part in memory.host.parts if "embedding" in part.name]
     assert len(rows) == (not frozen)
-    generations = 1 + workload.asynchronous
+    assert layout.wide_grad == (size == 2)
     assert sum(part.nbytes for part in parts) == run.store_bytes
-    options = {"generations": generations, "wide_grad": size == 2, "moments": moments}
-    assert run.store_bytes == sum(ModelStore.sizes(spec, workload.dtype, **options).values())
-    with ModelStore(spec, workload.dtype, **options) as store:
+    assert run.store_bytes == sum(ModelStore.sizes(spec, layout).values())
+    with ModelStore(spec, layout) as store:
         assert store._arena._used == run.store_bytes
-        assert store.locking.copied == sum(workload.state_sizes(spec, copied=True).values())
+        assert store.locking.copied == sum(ModelStore.sizes(spec, layout, copied=True).values())
 
 
 @pytest.mark.parametrize(
@@ -282,7 +283,7 @@ def test_what_may_keep_memory_from_being_locked(folder, monkeypatch, release, li
         run, memory = plan_run(config, spec, found)
         notes = [note for note in memory.host.notes if "page-locks" in note]
         assert len(notes) == bool(expected) and all(text in notes[0] for text in expected)
-        copied = sum(Workload.of(config, cards.machine.card).state_sizes(spec, copied=True).values())
+        copied = sum(ModelStore.sizes(spec, step_layout(config, cards.machine.card), copied=True).values())
         assert not notes or format_bytes(copied + run.boundary_bytes) in notes[0]
 
 
@@ -294,7 +295,7 @@ def test_one_of_several_processes_has_its_share_of_the_optimizer_state(folder):
         run, memory = plan_run(config, spec, replace(hardware, process=(rank, 4)))
         share = Share(rank, 4, 4)
         assert (run.plan.micro_batches, run.plan.replicas) == (1, 1)
-        with ModelStore(spec, torch.bfloat16, generations=2, wide_grad=True, share=share) as store:
+        with ModelStore(spec, layout_of(torch.bfloat16, generations=2, wide_grad=True, share=share)) as store:
             assert store._arena._used == run.store_bytes
         exchanged = [part.nbytes for part in memory.host.parts if part.name == "gradients of other processes"]
         largest = max(part.stop - part.start for part in (share.part(spec, unit) for unit in range(len(spec.units))))
@@ -327,15 +328,15 @@ def test_processes_without_a_replica(folder):
 def test_states_of_a_model_in_fp8_are_the_buffers_of_the_store(folder, dtype, update):
     """Of layers in FP8 and a frozen one, and the checkpoints that they make."""
     config, spec, *_ = planned(folder, f"model.dtype={dtype}", f"optim.update={update}", "engine.devices=cpu:2")
-    spec, workload = with_fp8(freeze(spec, ("model.layers.2.*",))), Workload.of(config, CPU)
-    parts = {part.name: part.nbytes for part in state_parts(spec, workload)}
+    spec, layout = with_fp8(freeze(spec, ("model.layers.2.*",))), step_layout(config, CPU)
+    parts = {part.name: part.nbytes for part in state_parts(spec, layout)}
     twice = ", 2 generations" if update == "async" else ""
-    wired = [unit.wire_bytes(workload.dtype.itemsize) for unit in spec.units if unit.wired]
+    wired = [unit.wire_bytes(layout.dtype.itemsize) for unit in spec.units if unit.wired]
     assert len(wired) == 5 and "weights" in parts
     assert parts[f"weights in FP8 for the devices{twice}"] == sum(-(-n // 4096) * 4096 for n in wired) * (
         1 + bool(twice)
     )
-    with ModelStore(spec, workload.dtype, generations=1 + workload.asynchronous) as store:
+    with ModelStore(spec, layout) as store:
         assert store._arena._used == sum(parts.values())
 
 
@@ -344,9 +345,9 @@ def test_workers_are_counted_with_the_stages_that_come_to_them(folder):
 
     The accumulators of their two backward stages are always at the same ends.
     """
-    config, spec, _, run, _ = planned(folder, "engine.devices=cpu:2", "model.dtype=float32")
-    plan, shapes = Plan.parse("F0-1 F2-5 FB6-6 B4-5 B2-3 B0-1 | N=2 M=4 MR=4"), Workload.of(config, CPU).shapes(2)
-    counted = worker_bytes(spec, replace(run, plan=plan, device=footprint(spec, plan.stages, shapes)), shapes)
+    _, spec, _, run, _ = planned(folder, "engine.devices=cpu:2", "model.dtype=float32")
+    plan = Plan.parse("F0-1 F2-5 FB6-6 B4-5 B2-3 B0-1 | N=2 M=4 MR=4")
+    counted = worker_bytes(spec, replace(run, plan=plan, device=footprint(spec, plan.stages, run.layout, 2)))
     block, head = (sum(spec.units[u].numel for u in layer.units) for layer in (spec.stack[0], spec.head))
     params = 2 * max(2 * block, head), 6 * block  # F0-1 FB6-6 B2-3, F2-5 B4-5 B0-1, of which two are together
     sums = head + 2 * block, 4 * block
@@ -357,13 +358,12 @@ def test_workers_are_counted_with_the_stages_that_come_to_them(folder):
 
 def test_a_worker_whose_backward_stages_come_in_twos_uses_less_of_their_buffer(folder):
     """Two of them are always at the same ends; three take turns. The parameters fill their buffer both times."""
-    config, spec, _, run, _ = planned(folder, "engine.devices=cpu:1", "model.dtype=float32")
+    _, spec, _, run, _ = planned(folder, "engine.devices=cpu:1", "model.dtype=float32")
     block, head = (sum(spec.units[u].numel for u in layer.units) for layer in (spec.stack[0], spec.head))
     even = replace(run, plan=Plan.parse("F0-1 FB2-6 B1-1 B0-0 | N=1 M=4 MR=4"))
     odd = replace(run, plan=Plan.parse("F0-1 FB2-6 B0-1 | N=1 M=4 MR=4"))
-    shapes = Workload.of(config, CPU).shapes()
-    plans = [replace(one, device=footprint(spec, one.plan.stages, shapes)) for one in (even, odd)]
-    taken = [worker_bytes(spec, of_kind, shapes)[0] - of_kind.device.rings for of_kind in plans]
+    plans = [replace(one, device=footprint(spec, one.plan.stages, run.layout)) for one in (even, odd)]
+    taken = [worker_bytes(spec, of_kind)[0] - of_kind.device.rings for of_kind in plans]
     assert taken[1] - taken[0] == 4 * ((6 * block + head) - (5 * block + head))
 
 

@@ -1,48 +1,38 @@
 """`rptrain plan`: what it shows of plans that fit and that do not, its advice, its flags, its JSON and its pictures."""
 
-from .. import run_tools as tools
+import fcntl
+import json
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner, Result
+
 from rptrain.cli.commands import app
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
 from rptrain.engine.meter import Measured
 from rptrain.machine.flags import MachineFlags
-from rptrain.machine.hardware import Hardware
-from rptrain.machine.hardware import planned
+from rptrain.machine.hardware import Hardware, planned
 from rptrain.models.families import registry
-from rptrain.models.locate import locate
-from rptrain.models.locate import presets
-from rptrain.models.locate import read_config
-from rptrain.planner.advice import advise
-from rptrain.planner.advice import values
-from rptrain.planner.changes import ORDER
-from rptrain.planner.changes import with_changes
-from rptrain.planner.changes import with_value
-from rptrain.planner.memory import least_memory
-from rptrain.planner.memory import plan_run
+from rptrain.models.locate import locate, presets, read_config
+from rptrain.planner.advice import advise, values
+from rptrain.planner.changes import ORDER, with_changes, with_value
+from rptrain.planner.memory import least_memory, plan_run
 from rptrain.planner.report import report
-from rptrain.planner.text import describe_stages
-from rptrain.planner.text import verdict_text
-from rptrain.planner.timings import Conditions
-from rptrain.planner.timings import Timings
+from rptrain.planner.text import describe_stages, verdict_text
+from rptrain.planner.timings import Conditions, Timings
 from rptrain.preflight.model import trained_shape
-from rptrain.schedule.machine import CARDS
-from rptrain.schedule.machine import MeasuredRates
-from rptrain.schedule.machine import Rates
-from rptrain.schedule.plan import Plan
-from rptrain.schedule.plan import Stage
+from rptrain.schedule.machine import CARDS, MeasuredRates, Rates
+from rptrain.schedule.plan import Plan, Stage
 from rptrain.schedule.roofline import Verdict
 from rptrain.train.run import train
-from typer.testing import CliRunner
-from typer.testing import Result
-from types import SimpleNamespace
-import fcntl
-import json
-import pytest
-import re
-import subprocess
-import sys
+
+from .. import run_tools as tools
 
 GIB = 1 << 30
 CONFIG = """\

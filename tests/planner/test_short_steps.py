@@ -9,10 +9,11 @@ import torch
 
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import Config
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.machine.flags import MachineFlags
 from rptrain.models.families import registry
 from rptrain.models.locate import locate, read_config
-from rptrain.planner.choose import RunPlan, Workload, make_plan
+from rptrain.planner.choose import RunPlan, make_plan
 from rptrain.planner.report import report
 from rptrain.planner.short_steps import fitted, tokens_of, with_sequences
 from rptrain.schedule.estimate import estimate
@@ -58,8 +59,8 @@ def test_sizes(sequences: int | None, engine: dict[str, Any], sizes: tuple[int, 
 
 
 def planned(micro_batches: int, round_size: int, devices: int = 2, replicas: int = 1) -> RunPlan:
-    workload = Workload(2, 100, micro_batches, round_size, torch.bfloat16, True, replicas=replicas)
-    return make_plan(SPEC, Machine(CARDS["rtx4090"], devices), workload)
+    layout = StepLayout(2, 100, micro_batches, round_size, torch.bfloat16, True, replicas=replicas)
+    return make_plan(SPEC, Machine(CARDS["rtx4090"], devices), layout)
 
 
 def test_the_estimate_is_that_of_the_micro_batches_that_are_computed() -> None:

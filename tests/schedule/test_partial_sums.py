@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from rptrain.engine.footprint import footprint
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.models.families import registry
 from rptrain.models.locate import locate, read_config
-from rptrain.planner.choose import Workload, layer_costs
+from rptrain.planner.choose import layer_costs
 from rptrain.schedule.costs import LayerCost
 from rptrain.schedule.dispatch import Links, dispatch
 from rptrain.schedule.estimate import Setting, estimate
@@ -106,13 +107,13 @@ def test_pictures_show_them_as_idle_and_as_copies():
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_simulated_peak_is_within_what_is_planned(dtype, round_size, devices, asynchronous):
     spec = registry.build(read_config(locate("qwen3-1.7b")))
-    workload = Workload(1, 2048, 8, round_size, dtype, asynchronous)
-    costs = layer_costs(spec, workload, Machine(CARDS["rtx4090"], devices), None)
+    layout = StepLayout(1, 2048, 8, round_size, dtype, asynchronous)
+    costs = layer_costs(spec, layout, Machine(CARDS["rtx4090"], devices), None)
     stages = partition(costs, devices, 8)
     assert stages is not None
-    links = Links(20e9, 20e9, workload.tokens * spec.hidden_size * dtype.itemsize)
+    links = Links(20e9, 20e9, layout.tokens * spec.hidden_size * dtype.itemsize)
     program = dispatch(Plan(stages, devices, 8, round_size), costs, links=links, lag=int(asynchronous), iterations=3)
-    timeline, planned = simulate(program), footprint(spec, stages, workload.shapes(devices))
+    timeline, planned = simulate(program), footprint(spec, stages, layout, devices)
     peaks = [timeline.peak(device) for device in range(devices)]
     assert max(peaks) <= planned.total
     assert max(peaks) >= planned.params / 2 + planned.sums / 2

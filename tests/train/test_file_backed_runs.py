@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain.engine import store
 from rptrain.engine.engine import Engine
+from rptrain.engine.memory import store
 from rptrain.engine.transfer.staging import BUFFERS
 from rptrain.planner import disk
 from rptrain.runs.records import events
@@ -78,7 +78,7 @@ def test_the_process_holds_less_by_what_is_mapped(folder, monkeypatch):
             taken.append(nbytes)
 
     monkeypatch.setattr(store, "Arena", Counted)
-    monkeypatch.setattr("rptrain.engine.transfer.boundary.Arena", Counted)
+    monkeypatch.setattr("rptrain.engine.memory.boundary.Arena", Counted)
     monkeypatch.setattr("rptrain.engine.transfer.staging.Arena", Counted)
     few = (f"model.path={folder / 'deep'}", "train.max_steps=1", "lora.r=1", "engine.devices=cpu:1")
     found = {}

@@ -2,14 +2,12 @@
 
 import re
 import shlex
-from functools import partial
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from rptrain.cli import argv
-from rptrain.engine.engine import Engine
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
 from rptrain.train.end import TRACEBACK, RunEnd
@@ -33,7 +31,7 @@ def plant(monkeypatch, place, error):
             if left[0] < 0:
                 raise error
 
-    monkeypatch.setattr("rptrain.train.session.Engine", partial(Engine, probe=fail))
+    monkeypatch.setattr("rptrain.train.session.Engine", tools.probed(fail))
 
 
 @pytest.fixture(scope="module")

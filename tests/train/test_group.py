@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rptrain.checkpoint.processes import Processes
-from rptrain.engine.distributed.peers import Shared
+from rptrain.engine.distributed.shared import Shared
 from rptrain.runs.folder.control import Commands
 from rptrain.runs.records.events import Event, ProcessSlow
 from rptrain.train.group import SLOW, STEPS, Group, ShareTimes

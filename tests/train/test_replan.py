@@ -12,8 +12,8 @@ import pytest
 import rptrain.train.session
 from rptrain.config.resolve import resolve
 from rptrain.engine.engine import Engine
+from rptrain.engine.memory.page_locking import Locking
 from rptrain.engine.meter import Measured, Meter
-from rptrain.engine.page_locking import Locking
 from rptrain.planner import memory
 from rptrain.planner.memory import plan_run
 from rptrain.planner.timings import FILE
@@ -47,7 +47,7 @@ def prepared(folder: Path, *overrides: str) -> Job:
 
 def test_a_plan_is_made_for_the_measured_times(tmp_path: Path) -> None:
     job = prepared(tmp_path)
-    job = replace(job, plan=tools.with_stages(job.plan, "F0-0 F1-1 FB2-2 B1-1 B0-0"))
+    job = replace(job, plan=tools.with_stages(job.plan, job.spec, "F0-0 F1-1 FB2-2 B1-1 B0-0"))
     count = len(job.spec.stack)
     forward = (*(0.5 + i for i in range(count - 1)), 0.0)
     measured = Measured(forward, tuple(2.5 + i for i in range(count)), 5e9, 4e9, 0.25, 2)
@@ -88,7 +88,7 @@ def test_a_plan_that_the_host_has_no_room_for_is_not_taken(tmp_path, monkeypatch
 
 def test_runs_are_measured_if_that_takes_up_to_half_of_their_steps(tmp_path):
     job = prepared(tmp_path)
-    job = replace(job, plan=tools.with_stages(job.plan, "FB0-2"))
+    job = replace(job, plan=tools.with_stages(job.plan, job.spec, "FB0-2"))
     assert (job.plan.plan.devices, job.warm_up, job.measuring) == (2, 5, 2)
     needed = 2 * (5 + 2 + COMPARED + 5 + COMPARED)
     assert is_worthwhile(job, needed) and not is_worthwhile(job, needed - 1)
@@ -153,7 +153,7 @@ def metered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     engine = rptrain.train.session.Engine
 
     def noted(*arguments, **named):
-        opened.append(named["meter"] is not None)
+        opened.append(named["observers"].meter is not None)
         return engine(*arguments, **named)
 
     monkeypatch.setattr(rptrain.train.session, "Engine", noted)

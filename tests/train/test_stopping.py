@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,7 +51,7 @@ def stopped(folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, visit: in
 
     drops = Engine.drop
     with monkeypatch.context() as patch:
-        patch.setattr("rptrain.train.session.Engine", partial(Engine, probe=probe))
+        patch.setattr("rptrain.train.session.Engine", tools.probed(probe))
         patch.setattr(Engine, "hold", opens(Engine.hold))
         patch.setattr(Engine, "drop", drop)
         with pytest.raises(KeyboardInterrupt):

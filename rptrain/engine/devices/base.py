@@ -38,7 +38,7 @@ class Stream(Protocol):
     def copy(self, where: str, target: Tensor, source: Tensor) -> None:
         """Appends a copy of contiguous elements of one dtype; `where` names it in errors.
 
-        Host memory must be of an arena (engine/store.py): a device may require that it is page-locked.
+        Host memory must be of an arena (engine/memory/arena.py): a device may require that it is page-locked.
         """
         ...
 

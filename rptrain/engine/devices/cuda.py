@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rptrain.engine.devices import driver
 from rptrain.engine.devices.base import STREAMS, Event, Mark, Probe
-from rptrain.engine.page_locking import PageableRanges
+from rptrain.engine.memory.page_locking import PageableRanges
 from rptrain.kernels.toolchain_errors import explained
 from rptrain.utils import numa
 from rptrain.utils.nvml import Driver

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.distributed.peers import Channel, Message
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import SumChannel
-from rptrain.engine.optim.adam import CHUNK, CpuAdam
+from rptrain.engine.memory.moments import CHUNK
+from rptrain.engine.memory.share import Share
+from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.tree import additions, joins, subtrees
 from rptrain.models.spec import ModelShape
 from rptrain.schedule.plan import Plan

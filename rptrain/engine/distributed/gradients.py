@@ -7,11 +7,13 @@ from torch import Tensor
 
 from rptrain.engine.context import Context
 from rptrain.engine.distributed.exchange import GradientExchange, all_losses
-from rptrain.engine.distributed.peers import Shared
+from rptrain.engine.distributed.peers import Channel
 from rptrain.engine.distributed.rows import SharedRowGradients
 from rptrain.engine.distributed.sums import SumChannel
 from rptrain.engine.iteration import Iteration
+from rptrain.engine.memory.share import Share
 from rptrain.engine.optim.adam import CpuAdam
+from rptrain.engine.optim.embedding_grads import CpuRows
 from rptrain.engine.optim.gradients import Gradients
 
 
@@ -24,11 +26,19 @@ class SharedGradients(Gradients):
 
     _early = False  # sums are exchanged first
 
-    def __init__(self, context: Context, adam: CpuAdam, tell: Callable[[str], None], shared: Shared) -> None:
-        self._share, self._channel = shared.share, shared.gradients
-        self._sums = SumChannel(shared.gradients, shared.reduce_dtype, adam.pool, adam.threads)
-        spec, dtype = context.store.spec, context.store.grad_dtype
-        self._exchange = GradientExchange(shared.gradients, self._sums, shared.share, spec, adam, dtype)
+    def __init__(
+        self,
+        context: Context,
+        adam: CpuAdam,
+        tell: Callable[[str], None],
+        share: Share,
+        channel: Channel,
+        sums: SumChannel,
+    ) -> None:
+        """`sums` sends gradients through `channel`."""
+        self._share, self._channel, self._sums = share, channel, sums
+        spec, dtype = context.store.spec, context.store.layout.grad_dtype
+        self._exchange = GradientExchange(channel, sums, share, spec, adam, dtype)
         super().__init__(context, adam, tell)
 
     def square_sum(self, iteration: Iteration) -> float:
@@ -61,12 +71,5 @@ class SharedGradients(Gradients):
         return self._share.replicas
 
     def _row_gradients(self) -> SharedRowGradients:
-        return SharedRowGradients(
-            self._context.store.units[0],
-            self._context.store.spec,
-            self._group_tokens,
-            share=self._share,
-            channel=self._sums,
-            pool=self._adam.pool,
-            threads=self._adam.threads,
-        )
+        store, cpu = self._context.store, CpuRows(self._adam.pool, self._adam.threads)
+        return SharedRowGradients(store.units[0], store.spec, store.layout, cpu, self._sums)

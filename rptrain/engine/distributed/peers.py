@@ -11,9 +11,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,15 +21,11 @@ from rptrain.engine.distributed.address import SETTING
 from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.meeting import host_store, meet, open_store, place
 from rptrain.engine.distributed.rendezvous import CONNECTING, bounded, connected, dist, leave, value, within
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.failures import gpu_failure
 from rptrain.utils.errors import TrainingError, UserError, describe
 
-ReduceDtype = Literal["float32", "bfloat16"]  # "float32": sums are sent as they are
-
 BEAT = 1.0  # seconds between two beats
 SILENT = 20.0  # seconds without a beat, after which a process is lost
-PARALLEL = 4  # groups of a channel for gradients or weights
 DIVIDED = 1 << 20  # bytes of a message from which it is divided among groups
 FOREVER = timedelta(days=365)  # messages have no limit of time: the counters do
 SOURCE = re.compile(r"\[\S+:\d+\] ")  # a file of gloo and a line, in its messages
@@ -115,22 +110,6 @@ class Channel:
         except RuntimeError as error:
             raise self._peers.lost(other) from error
         return (Message(self._peers, works, other, then),)
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The share of a process in the engine's work, and a channel for each of its threads that sends messages."""
-
-    share: Share
-    peers: "Peers"
-    gradients: Channel
-    weights: Channel
-    reduce_dtype: ReduceDtype  # in which partial gradients are sent
-
-    @classmethod
-    def open(cls, peers: "Peers", replicas: int, reduce_dtype: ReduceDtype = "float32") -> Self:
-        share = Share(peers.rank, peers.world, replicas)
-        return cls(share, peers, peers.channel(PARALLEL), peers.channel(PARALLEL), reduce_dtype)
 
 
 class Peers:

@@ -2,8 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor
-from functools import partial
 from itertools import cycle
 
 import torch
@@ -11,14 +9,14 @@ from torch import Tensor
 
 from rptrain.engine.distributed import exchange
 from rptrain.engine.distributed.peers import Message
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import SumChannel
-from rptrain.engine.embedding import RowGradients
-from rptrain.engine.optim.embedding_grads import row_stride
-from rptrain.engine.store import UnitState, accumulate_dtype
+from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.step_layout import StepLayout
+from rptrain.engine.memory.unit_state import UnitState
+from rptrain.engine.optim.embedding_grads import CpuRows, row_stride
+from rptrain.engine.optim.row_gradients import RowGradients
 from rptrain.engine.tree import additions, joins, subtrees
 from rptrain.models.spec import ModelShape, ModelSpec
-from rptrain.utils.native import finish
 
 SENT = 3  # messages on their way to the others, each with a copy of its rows
 
@@ -30,38 +28,21 @@ class SharedRowGradients(RowGradients):
     """
 
     def __init__(
-        self,
-        state: UnitState,
-        spec: ModelSpec,
-        tokens: int,
-        *,
-        share: Share,
-        channel: SumChannel,
-        pool: Executor,
-        threads: int,
+        self, state: UnitState, spec: ModelSpec, layout: StepLayout, cpu: CpuRows, channel: SumChannel
     ) -> None:
-        """`tokens`: of each group in a step."""
-        self._share, self._channel, self._spec = share, channel, spec
+        assert layout.share is not None
+        self._share = share = layout.share
+        self._channel, self._spec = channel, spec
         self._trees = {rank: subtrees(share.of(rank).groups, share.replicas) for rank in range(share.world)}
-        self._pool, self._threads = pool, threads
-        super().__init__(
-            state,
-            tokens,
-            replicas=share.replicas,
-            tied=spec.tied,
-            pool=pool,
-            threads=threads,
-            padding_row=spec.padding_row,
-        )
+        super().__init__(state, spec, layout, cpu)
         stride = self._buffer.shape[1]
         self._sent = [self._buffer.new_empty(_sent_rows(stride), stride) for _ in range(SENT)]
 
     @staticmethod
-    def shared_nbytes(spec: ModelShape, dtype: torch.dtype, tokens: int, share: Share) -> int:
-        """Upper bound of the memory for groups of `tokens` tokens: rows of the own groups, those that are received, and
-        indices.
-        """
-        wide = accumulate_dtype(dtype)
+    def shared_nbytes(spec: ModelShape, layout: StepLayout) -> int:
+        """Upper bound of the memory: rows of the own groups, those that are received, and indices."""
+        share, tokens, wide = layout.share, layout.group_tokens, layout.wide
+        assert share is not None
         rows = len(share.groups) * min(tokens, spec.vocab_size) + _received_rows(share, spec, tokens)
         everything, distinct = share.replicas * tokens, min(share.replicas * tokens, spec.vocab_size)
         stride = row_stride(spec.hidden_size, wide)
@@ -99,7 +80,7 @@ class SharedRowGradients(RowGradients):
                     if len(sent) == len(self._sent):  # the next place is in use
                         _wait(sent.popleft())
                     values = next(places)[: len(rows)]
-                    self._gather(self._sources[tree.start, rows], values)
+                    self._cpu.gather(self._sums, self._sources[tree.start, rows], values)
                     sent.append(self._channel.send(values, rank))
         _wait(received)
         part = self._rows_for(share.rank, range(share.replicas))
@@ -131,11 +112,6 @@ class SharedRowGradients(RowGradients):
         starts = self._rows * width
         wanted = self._occurs[tree.start : tree.stop].any(0) & (starts >= part.start) & (starts < part.stop)
         return self._sorted[wanted[self._sorted]]
-
-    def _gather(self, rows: Tensor, values: Tensor) -> None:
-        """Copies rows of the sums to `values`."""
-        parts = zip(rows.chunk(self._threads), values.chunk(self._threads), strict=True)
-        finish(self._pool, [partial(torch.index_select, self._sums, 0, part, out=out) for part, out in parts])
 
 
 def _wait(messages: Iterable[Message]) -> None:

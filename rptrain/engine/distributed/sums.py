@@ -7,7 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rptrain.engine.distributed.peers import Channel, Message, ReduceDtype
+from rptrain.engine.distributed.peers import Channel, Message
+from rptrain.engine.memory.step_layout import ReduceDtype
 from rptrain.utils.native import finish
 
 BLOCK = 1 << 22  # elements that are rounded at once

@@ -5,10 +5,9 @@ Parts of small units are whole chunks of the optimizer; here they are taken to b
 
 import torch
 
-from rptrain.engine.distributed.peers import ReduceDtype
-from rptrain.engine.distributed.share import Share
+from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.step_layout import ReduceDtype, accumulate_dtype
 from rptrain.engine.optim.embedding_grads import row_stride
-from rptrain.engine.store import accumulate_dtype
 from rptrain.engine.tree import subtrees
 from rptrain.models.params import Unit
 from rptrain.models.spec import ModelShape

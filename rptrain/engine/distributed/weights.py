@@ -2,18 +2,14 @@
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from rptrain.engine.context import Context
 from rptrain.engine.distributed.peers import Channel
-from rptrain.engine.distributed.share import Share
+from rptrain.engine.memory.share import Share
 from rptrain.engine.optim.adam import CpuAdam
 from rptrain.engine.optim.gradients import label
 from rptrain.utils.native import finish
-
-PATIENCE = 5.0  # seconds for threads to end after a failure
-LOOK = 0.1  # seconds between two looks for a failure
 
 
 class WeightExchange:
@@ -56,18 +52,3 @@ class WeightExchange:
                 finish(self._adam.pool, state.wire_writes(state.spare))
                 self._publish(unit, version)
             self._where = "waiting"
-
-
-def join_all(threads: Sequence[threading.Thread], aborted: Callable[[], bool]) -> bool:
-    """Waits until the threads end. After a failure they are left behind after PATIENCE seconds: they may wait for a
-    message, which nothing interrupts. Returns whether all have ended.
-    """
-    deadline = None
-    while any(thread.is_alive() for thread in threads):
-        if deadline is None and aborted():
-            deadline = time.monotonic() + PATIENCE
-        if deadline is not None and time.monotonic() > deadline:
-            return False
-        for thread in threads:
-            thread.join(LOOK)
-    return True

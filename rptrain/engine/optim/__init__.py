@@ -1,1 +1,1 @@
-"""The optimizer's thread, and fused AdamW on the CPU."""
+"""Fused AdamW on the CPU, and the gradients that it applies."""

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rptrain.engine.optim import moments
+from rptrain.engine.memory import moments
+from rptrain.engine.memory.moments import CHUNK
 from rptrain.engine.tree import additions
 from rptrain.utils import native, numa
 from rptrain.utils.native import ended, finish, suffix
 from rptrain.utils.parallel import cores
 
-CHUNK, LANES = 65536, 512  # as in adam.c
+LANES = 512  # as in adam.c
 FALLBACK_CHUNK = 1 << 18  # elements: temporaries stay in the caches
 NODE_THREADS = 32  # per NUMA node; int8 moments gain up to there, and each task of a thread takes the interpreter lock
 

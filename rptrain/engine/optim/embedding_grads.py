@@ -94,6 +94,11 @@ class CpuRows:
             parts = zip(source.split(ROWS), rows.split(ROWS), strict=True)
             finish(self._pool, [partial(_apply, sums[:, :columns], part, at, table) for part, at in parts])
 
+    def gather(self, sums: Tensor, rows: Tensor, out: Tensor) -> None:
+        """Copies rows [R] of `sums` to `out` [R, S]; `rows` is int64 [R]."""
+        parts = zip(rows.chunk(self._threads), out.chunk(self._threads), strict=True)
+        finish(self._pool, [partial(torch.index_select, sums, 0, part, out=to) for part, to in parts])
+
     def clear(self, table: Tensor, rows: Tensor) -> None:
         """Sets rows [R] of `table` [V, D] to zero; `rows` is int64 [R]."""
         if self._library:

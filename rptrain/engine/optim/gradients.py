@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from rptrain.engine.context import Context
-from rptrain.engine.embedding import RowGradients
 from rptrain.engine.iteration import Iteration
 from rptrain.engine.optim.adam import CpuAdam
+from rptrain.engine.optim.embedding_grads import CpuRows
+from rptrain.engine.optim.row_gradients import RowGradients
 from rptrain.models.spec import ModelShape
 from rptrain.schedule.lower import Access
 
@@ -37,23 +38,9 @@ class Gradients:
         """Groups of all processes."""
         return self._context.plan.replicas
 
-    @property
-    def _group_tokens(self) -> int:
-        """Tokens of a group of replicas in a step."""
-        outputs, _, _ = self._context.buffers.locate(Access(0, 0), 0, 0)  # [T, D], the embeddings of a micro-batch
-        return len(outputs) * self._context.plan.micro_batches // self._context.plan.replicas
-
     def _row_gradients(self) -> RowGradients:
-        context = self._context
-        return RowGradients(
-            context.store.units[0],
-            self._group_tokens,
-            replicas=context.plan.replicas,
-            tied=context.store.spec.tied,
-            pool=self._adam.pool,
-            threads=self._adam.threads,
-            padding_row=context.store.spec.padding_row,
-        )
+        store = self._context.store
+        return RowGradients(store.units[0], store.spec, store.layout, CpuRows(self._adam.pool, self._adam.threads))
 
     def square_sum(self, iteration: Iteration) -> float:
         """Waits for each unit's gradient, in the order in which backward stages finish. Returns the sum of squares.

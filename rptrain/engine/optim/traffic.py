@@ -5,8 +5,9 @@ from math import inf
 
 import torch
 
-from rptrain.engine.optim.moments import Moments, bytes_each
-from rptrain.engine.store import REST, accumulate_dtype
+from rptrain.engine.memory.moments import Moments, bytes_each
+from rptrain.engine.memory.step_layout import StepLayout, accumulate_dtype
+from rptrain.engine.memory.store import REST
 from rptrain.models.params import Unit
 
 
@@ -27,6 +28,12 @@ def update_bytes(dtype: torch.dtype, moments: Moments, *, wide_grad: bool = Fals
     rest = sum(kind.itemsize for kind in REST.get(dtype, {}).values())
     params = dtype.itemsize if dtype == torch.float16 else 2 * dtype.itemsize
     return grad + params + 2 * (rest + bytes_each(moments, wide)) + codes * (dtype.itemsize + 1)
+
+
+def update_bytes_of(layout: StepLayout, units: Iterable[Unit]) -> float:
+    """Bytes per parameter that the update of trainable units reads and writes."""
+    codes = fraction_of_codes(units)
+    return update_bytes(layout.dtype, layout.moments, wide_grad=layout.wide_grad, codes=codes)
 
 
 def thread_rate(moments: Moments) -> float:

@@ -6,139 +6,33 @@ has not written the version, or not read the last gradient, or the file was not 
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import Device, Event, Stream
-from rptrain.engine.footprint import stage_units
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.engine.meter import Kind
-from rptrain.engine.store import UnitState
 from rptrain.engine.trace import Arrival
+from rptrain.engine.transfer.layouts import GradLayout, ParamLayout, UnitOffsets
 from rptrain.engine.transfer.staging import Staging
-from rptrain.kernels import fp8
-from rptrain.kernels.linear import Weight
-from rptrain.kernels.quant import Quantized
-from rptrain.kernels.requantize import requantize
-from rptrain.models.spec import ModelSpec
 from rptrain.schedule.lower import CHUNK_BYTES, Chunk, windows
-from rptrain.schedule.plan import Slot, Stage
+from rptrain.schedule.plan import Slot
 
 DRAINED = 4 * CHUNK_BYTES  # bytes of gradients per window: a few milliseconds of a link
 
 
-class _Layout:
-    """The offsets of units in a buffer, one after the other."""
-
-    def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
-        """`sizes`: the units in order, each with its size."""
-        self.sizes = sizes
-        self.units = tuple(unit for unit, _ in sizes)
-        self.offsets: dict[int, int] = {}
-        self.size = 0
-        for unit, size in sizes:
-            self.offsets[unit] = self.size
-            self.size += size
-
-    def of(self, unit: int, buffer: Tensor) -> Tensor:
-        """The unit's part of the buffer."""
-        return buffer[self.offsets[unit] :][: dict(self.sizes)[unit]]
-
-
 @dataclass(frozen=True)
-class Bound:
-    """A layer's parameters on a device as the layer reads them, and those that are prepared: where from, where to."""
+class DeviceLink:
+    """What all uploads and downloads of a device share."""
 
-    params: dict[str, Weight]
-    quantized: list[tuple[Quantized, Tensor]]
-    in_fp8: list[tuple[Tensor | Quantized, fp8.FP8Weight]]
-    dtype: torch.dtype  # of the model
-    uploaded: list[fp8.FP8Weight]  # whose codes arrived, and of which a backward stage transposes a copy
-
-    @property
-    def prepared(self) -> bool:
-        """Whether `prepare` does anything."""
-        return bool(self.quantized or self.in_fp8 or self.uploaded)
-
-    def prepare(self) -> None:
-        """Dequantizes, quantizes to FP8, and transposes codes that were uploaded.
-
-        Runs in the compute stream, after the layer's units have arrived.
-        """
-        for held, place in self.quantized:
-            held.dequantize(place)
-        for held, weight in self.in_fp8:
-            if isinstance(held, Quantized):
-                requantize(held, weight, self.dtype)
-            else:
-                weight.write(held)
-        for weight in self.uploaded:
-            weight.write_columns()
-
-
-class ParamLayout(_Layout):
-    """The offsets of a stage's units in a device's parameter slot, in bytes."""
-
-    def __init__(self, spec: ModelSpec, stage: Stage, dtype: torch.dtype) -> None:
-        units = stage_units(spec, stage)
-        super().__init__([(unit, spec.units[unit].wire_bytes(dtype.itemsize)) for unit in units])
-        self._spec, self._stage, self._dtype = spec, stage, dtype
-        self._prepared = _Layout(
-            [(unit, spec.units[unit].prepared_bytes(dtype.itemsize, backward=stage.backward)) for unit in units]
-        )
-
-    def bind(self, slot: Tensor, prepared: Tensor) -> list[Bound]:
-        """For each layer of the stage, its parameters as views of a slot and of the buffer of prepared weights."""
-        bound = []
-        for layer in self._spec.stack[self._stage.start : self._stage.stop]:
-            params, narrow = dict[str, Weight](), list[tuple[Quantized, Tensor]]()
-            in_fp8: list[tuple[Tensor | Quantized, fp8.FP8Weight]] = []
-            uploaded: list[fp8.FP8Weight] = []
-            for index in layer.units:
-                unit, buffer = self._spec.units[index], self._prepared.of(index, prepared)
-                if unit.wired:
-                    plain, weights = unit.wire_views(self.of(index, slot), self._dtype)
-                    quantized = {}
-                else:
-                    plain, quantized = unit.held(self.of(index, slot), self._dtype)
-                    weights = {param.name: param.fp8_of(quantized[param.name]) for param in unit.codes_uploaded}
-                wide = unit.dequantized_bytes(self._dtype.itemsize)
-                columns = unit.columns_views(buffer[wide:], backward=self._stage.backward)
-                weights |= {name: weights[name]._replace(columns=place) for name, place in columns.items()}
-                uploaded += [weights[name] for name in columns]
-                places = unit.places(buffer[:wide].view(self._dtype))
-                stored = plain | {param.name: param.dequantized_view(places[param.name]) for param in unit.dequantized}
-                narrow += [(quantized[name], place) for name, place in places.items()]
-                held = plain | quantized
-                fp8_views = unit.fp8_views(buffer[wide:], backward=self._stage.backward)
-                in_fp8 += [(held[name], weight) for name, weight in fp8_views.items()]
-                params |= stored | weights | fp8_views
-            bound.append(Bound(params, narrow, in_fp8, self._dtype, uploaded))
-        return bound
-
-
-class GradLayout(_Layout):
-    """The offsets of a stage's trainable units among its gradient accumulators, in elements."""
-
-    def __init__(self, spec: ModelSpec, stage: Stage) -> None:
-        super().__init__([(unit, spec.units[unit].numel) for unit in spec.trained(stage_units(spec, stage))])
-        self._spec, self._stage = spec, stage
-
-    def bind(self, sums: Tensor) -> list[dict[str, Tensor]]:
-        """For each layer of the stage, its gradients as views of the accumulators."""
-        return [
-            {
-                name: view
-                for unit in layer.units
-                if unit in self.offsets
-                for name, view in self._spec.units[unit].views(self.of(unit, sums)).items()
-            }
-            for layer in self._spec.stack[self._stage.start : self._stage.stop]
-        ]
+    context: Context
+    device: Device
+    staging: Staging | None  # if some units are file-backed
+    rounded: Tensor | None  # through which gradients are rounded, a chunk at a time
 
 
 class _Transfer(ABC):
@@ -146,20 +40,17 @@ class _Transfer(ABC):
 
     def __init__(
         self,
-        context: Context,
+        link: DeviceLink,
         stream: Stream,
-        layout: _Layout,
-        sizes: Sequence[tuple[int, int]],
+        layout: UnitOffsets,
         iteration: int,
         slot: Slot,
-        count: int,
-        chunk: int,
+        windows: Iterable[Sequence[Chunk]],
     ) -> None:
-        """`count` windows of units with their sizes, in chunks of at most `chunk`."""
-        self._context, self._stream, self._layout = context, stream, layout
-        self._recorder = context.recorder.devices[slot.device]
+        self._context, self._stream, self._layout = link.context, stream, layout
+        self._recorder = self._context.recorder.devices[slot.device]
         self._iteration = iteration
-        self._windows = deque(windows(sizes, count, chunk))
+        self._windows = deque(windows)
         self._late: deque[Chunk] = deque()  # chunks of windows that have passed
 
     def issue(self, after: Event) -> None:
@@ -210,27 +101,22 @@ class Upload(_Transfer):
     """Fills a parameter slot for one dispatched stage, during the slot before it."""
 
     def __init__(
-        self,
-        context: Context,
-        device: Device,
-        layout: ParamLayout,
-        iteration: int,
-        slot: Slot,
-        target: Tensor,
-        staging: Staging | None,
-        count: int,
+        self, link: DeviceLink, layout: ParamLayout, iteration: int, slot: Slot, target: Tensor, count: int
     ) -> None:
-        """`target`: the slot, in bytes. Requests its file-backed units from `staging`. `count`: windows, one for each
-        micro-batch of the slot before. An empty slot needs no parameters.
+        """`target`: the slot, in bytes. Requests its file-backed units from the link's staging. `count`: windows, one
+        for each micro-batch of the slot before. An empty slot needs no parameters.
         """
         sizes = layout.sizes if slot.micro_batches else ()
-        super().__init__(context, device.param_upload, layout, sizes, iteration, slot, max(1, count), CHUNK_BYTES)
+        parts = windows(sizes, max(1, count), CHUNK_BYTES)
+        super().__init__(link, link.device.param_upload, layout, iteration, slot, parts)
         self._where, self._target = f"{slot} upload", target
-        self._version = context.read_version(iteration)
-        self._staging = staging
-        if staging is not None:
-            units = context.store.units
-            staging.request(c for window in self._windows for c in window if units[c.unit].file_backed is not None)
+        self._version = self._context.read_version(iteration)
+        self._staging = link.staging
+        if self._staging is not None:
+            units = self._context.store.units
+            self._staging.request(
+                c for window in self._windows for c in window if units[c.unit].file_backed is not None
+            )
 
     def _ready(self, chunk: Chunk) -> bool:
         read = (
@@ -299,31 +185,23 @@ def staged(
 class Download(_Transfer):
     """Downloads a stage's gradients during the slot after it, the last layers first, because async updates them first.
 
-    Each chunk is first rounded into `rounded`, if that is given, which all chunks share: the stream orders them.
+    Each chunk is first rounded into the link's buffer, if it has one, which all chunks share: the stream orders them.
 
     Windows have DRAINED bytes, or more if there are too few micro-batches, and do not spread over the whole slot: the
     update cannot begin before the last window, and the iteration after the next waits for it.
     """
 
     def __init__(
-        self,
-        context: Context,
-        device: Device,
-        layout: GradLayout,
-        iteration: int,
-        slot: Slot,
-        source: Tensor,
-        rounded: Tensor | None,
-        computed: Event,
+        self, link: DeviceLink, layout: GradLayout, iteration: int, slot: Slot, source: Tensor, computed: Event
     ) -> None:
         """`computed`: the event after which `source` has all gradients."""
-        itemsize = context.store.grad_dtype.itemsize
+        itemsize = link.context.store.layout.grad_dtype.itemsize
         count = max(1, min(len(slot.micro_batches), -(-len(source) * itemsize // DRAINED)))
-        chunk = CHUNK_BYTES // itemsize
-        super().__init__(context, device.grad_download, layout, layout.sizes[::-1], iteration, slot, count, chunk)
-        self._where, self._source, self._rounded = f"{slot} download", source, rounded
+        parts = windows(layout.sizes[::-1], count, CHUNK_BYTES // itemsize)
+        super().__init__(link, link.device.grad_download, layout, iteration, slot, parts)
+        self._where, self._source, self._rounded = f"{slot} download", source, link.rounded
         self._computed = computed
-        first = iteration * context.plan.turns + slot.turn
+        first = iteration * self._context.plan.turns + slot.turn
         self._group, self._passes = slot.group, range(first, first + slot.turns)
         self._left = Counter(chunk.unit for window in self._windows for chunk in window)
 

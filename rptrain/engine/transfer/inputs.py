@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rptrain.engine.devices.base import Device, Stream
 from rptrain.engine.iteration import Iteration
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.kernels.batch import MicroBatch
 from rptrain.models.layers.rope import RotaryTables
 from rptrain.models.spec import ModelSpec
@@ -31,9 +32,10 @@ class DocumentShape:
         return cls(row, False, 16 ** ceil(log(len(lengths), 16)))  # few layouts: each has its own graph
 
 
-def index_bytes(micro_batches: int, tokens: int) -> int:
+def index_bytes(layout: StepLayout) -> int:
     """Bytes of a device's index tensors: two batches, and the micro-batch that is computed."""
-    return (2 * micro_batches + 1) * (tokens * (8 + 8) + (tokens + 1) * 4 + 3 * 8)
+    tokens = layout.tokens
+    return (2 * layout.micro_batches + 1) * (tokens * (8 + 8) + (tokens + 1) * 4 + 3 * 8)
 
 
 class Inputs:
@@ -41,7 +43,9 @@ class Inputs:
     of the micro-batch that is computed, which are always at the same addresses.
     """
 
-    def __init__(self, device: Device, spec: ModelSpec, micro_batches: int, tokens: int, wide: torch.dtype) -> None:
+    def __init__(self, device: Device, spec: ModelSpec, layout: StepLayout) -> None:
+        micro_batches, tokens, wide = layout.micro_batches, layout.tokens, layout.wide
+
         def empty(width: int, dtype: torch.dtype) -> list[Tensor]:
             return [device.empty(micro_batches * width, dtype).view(micro_batches, width) for _ in range(2)]
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import Event
-from rptrain.engine.page_locking import Locking
-from rptrain.engine.store import Arena, aligned
+from rptrain.engine.memory.arena import Arena, aligned
+from rptrain.engine.memory.page_locking import Locking
 from rptrain.models.spec import ModelShape
 from rptrain.models.weights.file_backed import file_backed_units
 from rptrain.models.weights.safetensors_io import as_bytes

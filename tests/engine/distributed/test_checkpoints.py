@@ -1,22 +1,17 @@
 """Several processes save while they train, and any number of processes continues to the same bits."""
 
-from .. import plain
-from .. import runs
-from .test_exactness import KINDS
-from .test_exactness import SIZES
-from .test_exactness import VOCAB
-from .test_exactness import alone
-from .test_exactness import several
-from concurrent.futures import ThreadPoolExecutor
-from rptrain.checkpoint.processes import ALONE
-from rptrain.checkpoint.processes import Processes
-from rptrain.checkpoint.state import Background
-from rptrain.checkpoint.state import load_state
-from rptrain.checkpoint.state import save_state
-from tests.cases import BOTH
-import pytest
 import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 import torch
+
+from rptrain.checkpoint.processes import ALONE, Processes
+from rptrain.checkpoint.state import Background, load_state, save_state
+from tests.cases import BOTH
+
+from .. import plain, runs
+from .test_exactness import KINDS, SIZES, VOCAB, alone, several
 
 STEPS, SAVED = 4, 2
 LOADING = threading.Lock()  # it changes the number of torch's threads in the process, which stands for several here

@@ -17,7 +17,8 @@ import os, sys, threading, time, traceback
 import torch
 from rptrain.engine.distributed import peers as module
 from rptrain.engine.distributed.launch import Launch
-from rptrain.engine.distributed.peers import Peers, Shared
+from rptrain.engine.distributed.peers import Peers
+from rptrain.engine.distributed.shared import Shared
 from rptrain.schedule.plan import Plan
 from tests.engine import plain, runs
 

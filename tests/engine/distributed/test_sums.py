@@ -6,14 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from rptrain.engine import optimizer as worker
 from rptrain.engine.distributed import exchange, sums
-from rptrain.engine.distributed.share import Share
 from rptrain.engine.distributed.sums import SumChannel
-from rptrain.engine.embedding import RowGradients
-from rptrain.engine.optim import worker
-from rptrain.engine.optim.adam import CHUNK
+from rptrain.engine.memory.moments import CHUNK
+from rptrain.engine.memory.share import Share
+from rptrain.engine.optim.embedding_grads import CpuRows
 from rptrain.engine.optim.gradients import Gradients, arrival_order
 from rptrain.engine.optim.loss_scale import LossScale
+from rptrain.engine.optim.row_gradients import RowGradients
 from rptrain.engine.tree import subtrees
 from tests.cases import BOTH, UPDATES
 
@@ -155,9 +156,8 @@ def rounding(world):
             return self._adam.squares(grads[0]) if unit else torch.empty(0)
 
         def _row_gradients(self):
-            store, pool = self._context.store, {"pool": self._adam.pool, "threads": self._adam.threads}
-            known = {"replicas": PLAN.replicas, "tied": store.spec.tied, "padding_row": store.spec.padding_row}
-            rows = Rows(store.units[0], self._group_tokens, **known, **pool)
+            store = self._context.store
+            rows = Rows(store.units[0], store.spec, store.layout, CpuRows(self._adam.pool, self._adam.threads))
             rows.spec = store.spec
             return rows
 

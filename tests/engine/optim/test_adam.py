@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from benchmarks import adam as bench_adam
+from rptrain.engine.memory.moments import CHUNK
 from rptrain.engine.optim import adam
-from rptrain.engine.optim.adam import CHUNK, CpuAdam, UpdateArgs, join, split
+from rptrain.engine.optim.adam import CpuAdam, UpdateArgs, join, split
 from rptrain.utils.native import ended
 
 from ...run_tools import PATIENCE

@@ -4,17 +4,19 @@ import ctypes
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rptrain.engine import embedding
-from rptrain.engine.embedding import RowGradients
-from rptrain.engine.optim import embedding_grads
+from rptrain.engine.memory.arena import Arena
+from rptrain.engine.memory.step_layout import accumulate_dtype
+from rptrain.engine.optim import embedding_grads, row_gradients
 from rptrain.engine.optim.embedding_grads import LINE, ROWS, CpuRows, columns_each, row_stride
-from rptrain.engine.store import Arena, accumulate_dtype
+from rptrain.engine.optim.row_gradients import RowGradients
 from tests.cases import grid
 
+from ...layouts import layout_of
 from .. import plain, runs
 
 TOKENS = 700
@@ -228,7 +230,8 @@ def test_an_iteration_is_one_sum_in_token_order(pool, tied, native, dtype, monke
         state = store.units[0]
         table = state.unit.views(state.grad)["embed"]
         table.fill_(7.0)  # what another engine left
-        gradients = RowGradients(state, 200, replicas=1, tied=tied, pool=pool, threads=3)
+        spec = SimpleNamespace(tied=tied, padding_row=None)
+        gradients = RowGradients(state, spec, layout_of(dtype, tokens=200), CpuRows(pool, 3))
         places = set()
         for early, (ids, generator) in enumerate(iterations(4)):
             gradient = values((4, 50, 160), dtype, generator)
@@ -274,7 +277,8 @@ def test_groups_of_replicas_are_summed_as_a_tree(pool, replicas, native, dtype, 
     groups = [m % replicas for m in range(len(ids))]
     with runs.make_store(plain.config(hidden_size=96), dtype, asynchronous=False) as store:
         state = store.units[0]
-        gradients = RowGradients(state, ids.numel() // replicas, replicas=replicas, tied=False, pool=pool, threads=3)
+        layout = layout_of(dtype, tokens=ids.numel() // replicas, wide_grad=True, replicas=replicas)
+        gradients = RowGradients(state, store.spec, layout, CpuRows(pool, 3))
         gradients.begin(ids, range(len(ids)), groups)
         for m in range(len(ids)):
             gradients.add(m, gradient[m])
@@ -307,12 +311,11 @@ def tree_sum(parts):
 def test_takes_what_is_planned(pool, replicas, tokens, hidden, dtype):
     """Also where every token differs; and a buffer that is not used any more is given back."""
     with runs.make_store(plain.config(hidden_size=hidden), dtype, asynchronous=False) as store:
-        gradients = RowGradients(
-            store.units[0], tokens // replicas, replicas=replicas, tied=False, pool=pool, threads=2
-        )
+        layout = layout_of(dtype, tokens=tokens // replicas, wide_grad=replicas > 1, replicas=replicas)
+        gradients = RowGradients(store.units[0], store.spec, layout, CpuRows(pool, 2))
         gradients.begin(torch.arange(tokens).view(2, -1) % 61, range(2), [0, replicas - 1])
         taken = (gradients._buffer, gradients._rows, gradients._places, gradients._sources)
-        assert sum(t.nbytes for t in taken) == RowGradients.nbytes(store.spec, dtype, tokens // replicas, replicas)
+        assert sum(t.nbytes for t in taken) == RowGradients.nbytes(store.spec, layout)
         assert len(gradients._sums) == len(gradients._buffer)
 
 
@@ -324,7 +327,7 @@ def test_the_buffer_is_given_back_with_the_engines_threads(monkeypatch):
             super().__init__(nbytes)
             maps.append(weakref.ref(self._map))
 
-    monkeypatch.setattr(embedding, "Arena", Watched)
+    monkeypatch.setattr(row_gradients, "Arena", Watched)
     batch = plain.make_batches(1)[0]
     with runs.make_store(plain.config(), torch.float32, asynchronous=False) as store:
         engine = runs.engine_of(store, "FB0-4 | N=1 M=4 MR=4", tokens=32, asynchronous=False)

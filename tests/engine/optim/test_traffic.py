@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.optim.traffic import update_bytes
-from rptrain.engine.store import ModelStore
 from rptrain.models.families import registry
 from rptrain.models.locate import locate, read_config
+
+from ...layouts import layout_of
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -38,7 +40,7 @@ def test_bytes_of_a_parameter(dtype, moments, options, expected):
 def test_they_are_those_of_the_buffers(dtype, moments, wide_grad):
     """adam.c reads every buffer of a unit once, and writes all but the gradient; masters spare it the parameter."""
     spec = registry.build(read_config(locate("tiny-tasks")))
-    with ModelStore(spec, dtype, generations=2, wide_grad=wide_grad, moments=moments) as store:
+    with ModelStore(spec, layout_of(dtype, generations=2, wide_grad=wide_grad, moments=moments)) as store:
         state = store.units[1]
         both = [*state.moments.values(), state.remainder, state.masters]
         read = [state.grad, *both, *(state.params[:1] if state.masters is None else [])]

@@ -10,7 +10,7 @@ import torch
 
 from rptrain.engine import evaluate
 from rptrain.engine.errors import EngineError
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.transfer import copies, staging
 from rptrain.kernels.quant import Quantized
 from rptrain.models.transforms.lora import LoRA, without_adapters
@@ -19,6 +19,7 @@ from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights
 from tests.cases import grid
 
 from ... import run_tools as tools
+from ...layouts import layout_of
 from .. import plain, runs
 from ..test_frozen import same_as_first
 from ..test_short_steps import some_short
@@ -56,7 +57,9 @@ def mapped_store(folder, cfg, kind, *, dtype=torch.float32, asynchronous=True, w
         if not any(folder.iterdir()):
             pretrained.save(folder, own, memory.view, dtype)
         file_backed = FileBackedWeights(pretrained.check(folder, own), memory.spec, dtype)
-        with ModelStore(memory.spec, dtype, file_backed=file_backed, lock=lock, **options) as store:
+        with ModelStore(
+            memory.spec, layout_of(dtype, file_backed=True, **options), file_backed=file_backed, lock=lock
+        ) as store:
             for index in store.in_memory:
                 for param in store.spec.units[index].params:
                     held = memory.held(index, param.name)

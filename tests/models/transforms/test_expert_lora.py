@@ -1,28 +1,25 @@
 """Adapters of experts against PEFT on transformers, and against autograd; what their work and memory are."""
 
 from dataclasses import replace
-from rptrain.models.transforms.lora import LoRA
-from rptrain.models.transforms.lora import adapted
-from rptrain.models.transforms.lora import merged
-from rptrain.models.transforms.lora import target_names
-from rptrain.models.transforms.lora import with_lora
-from rptrain.models.transforms.lora import without_adapters
+
+import pytest
+import torch
+
+from rptrain.models.transforms.lora import LoRA, adapted, merged, target_names, with_lora, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.utils.errors import UserError
 from tests.models.conftest import Native
-from tests.models.layers.test_layers import EVERY_EXPERT
-from tests.models.layers.test_layers import assert_memory_bounds
-from tests.models.layers.test_layers import to_cuda
-from tests.models.transforms.test_lora import IDS
-from tests.models.transforms.test_lora import LABELS
-from tests.models.transforms.test_lora import assert_like_peft
-from tests.models.transforms.test_lora import assert_recomputing_changes_no_bit
-from tests.models.transforms.test_lora import batch
-from tests.models.transforms.test_lora import fresh_lora
-from tests.models.transforms.test_lora import in_ours
-from tests.models.transforms.test_lora import in_peft
-import pytest
-import torch
+from tests.models.layers.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
+from tests.models.transforms.test_lora import (
+    IDS,
+    LABELS,
+    assert_like_peft,
+    assert_recomputing_changes_no_bit,
+    batch,
+    fresh_lora,
+    in_ours,
+    in_peft,
+)
 
 GATE_UP, DOWN = BOTH = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SETTINGS = {

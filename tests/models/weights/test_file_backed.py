@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain.engine.store import ModelStore, aligned
+from rptrain.engine.memory.arena import aligned
+from rptrain.engine.memory.store import ModelStore
 from rptrain.kernels.quant import Quantized
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
@@ -20,6 +21,7 @@ from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights
 from rptrain.models.weights.safetensors_io import as_bytes
 from rptrain.utils.errors import UserError
 
+from ...layouts import layout_of
 from .test_mxfp4 import published  # noqa: F401 - a fixture
 
 LORA = LoRA(r=2)
@@ -31,7 +33,7 @@ def with_adapters(directory, base="bf16"):
 
 def in_memory(directory, spec):
     """A store of the checkpoint, all of it held."""
-    store = ModelStore(spec, torch.bfloat16, generations=1)
+    store = ModelStore(spec, layout_of(torch.bfloat16, generations=1))
     own = without_adapters(spec)
     pretrained.load(pretrained.check(directory, own), own, store.held, spec.frozen)
     return store
@@ -106,7 +108,7 @@ def test_parameters_with_a_type_of_their_own(fresh, tmp_path):
     store = in_memory(tmp_path, spec)
     biases = store.held(1, "qkv_bias")
     assert biases.dtype == torch.float32 and torch.equal(biases, model.view(1, "qkv_bias"))
-    assert store.sizes(store.spec, store.dtype, generations=1)["frozen"] == sum(
+    assert store.sizes(store.spec, layout_of(store.dtype, generations=1))["frozen"] == sum(
         aligned(state.params[0].nbytes) for state in store.units if not state.unit.trainable
     )
 
@@ -167,7 +169,7 @@ def test_dora_begins_with_a_few_rows_at_a_time(fresh, tmp_path, monkeypatch):
     monkeypatch.setattr(quantized, "CHUNK_NUMEL", 100)
     with in_memory(tmp_path, spec) as whole, opened(tmp_path, spec) as files:
         pretrained.initialize(spec, whole.held, 0, adapter_units(spec))
-        with ModelStore(spec, torch.bfloat16, generations=1, file_backed=files) as store:
+        with ModelStore(spec, layout_of(torch.bfloat16, generations=1, file_backed=True), file_backed=files) as store:
             for index in store.in_memory:
                 store.units[index].params[0].copy_(whole.units[index].params[0])
             monkeypatch.setattr(FileBackedUnit, "held", None)

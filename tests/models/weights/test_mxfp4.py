@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory.store import ModelStore
 from rptrain.kernels.quant import MXFP4, dequantize, quantize
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
@@ -17,6 +17,8 @@ from rptrain.models.weights import mxfp4, pretrained, quantized
 from rptrain.models.weights.safetensors_io import read_header
 from rptrain.utils.errors import UserError
 from tests.models.conftest import stored_bytes
+
+from ...layouts import layout_of
 
 SIZES = {"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2}
 PACKED = ("gate_up_proj", "down_proj")
@@ -81,7 +83,7 @@ def test_what_is_saved_is_in_16_bits_and_says_so(published, native, tmp_path) ->
 def held(directory: Path, base: str) -> ModelStore:
     """A store of the checkpoint with its base in a format."""
     own = registry.build(read_config(directory))
-    store = ModelStore(with_base(with_lora(own, LoRA(r=2)), base), torch.bfloat16, generations=1)
+    store = ModelStore(with_base(with_lora(own, LoRA(r=2)), base), layout_of(torch.bfloat16, generations=1))
     pretrained.load(pretrained.check(directory, own), without_adapters(store.spec), store.held)
     return store
 

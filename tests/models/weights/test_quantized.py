@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory.store import ModelStore
 from rptrain.kernels.quant import FORMATS, MXFP4, Quantized, format_of, fp8_format, quantize
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
@@ -12,6 +12,8 @@ from rptrain.models.transforms.lora import LoRA, set_magnitudes, with_lora, with
 from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import pretrained, quantized
 from rptrain.utils.errors import UserError
+
+from ...layouts import layout_of
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
 DENSE, MOE = "LlamaForCausalLM", "Qwen3MoeForCausalLM"
@@ -38,7 +40,7 @@ def spec_of(directory, base, **lora):
 
 
 def loaded(directory, base):
-    store = ModelStore(spec_of(directory, base), torch.bfloat16, generations=1)
+    store = ModelStore(spec_of(directory, base), layout_of(torch.bfloat16, generations=1))
     pretrained.load(pretrained.check(directory, without_adapters(store.spec)), without_adapters(store.spec), store.held)
     return store
 
@@ -148,7 +150,7 @@ def test_values_that_are_no_numbers_are_refused(stored, base):
 def test_dora_begins_with_a_few_dequantized_rows_at_a_time(stored, monkeypatch, base):
     """And at the lengths of all of them."""
     spec = spec_of(stored(DENSE, hidden_size=96, intermediate_size=128)[0], base, use_dora=True)
-    store, dequantized = ModelStore(spec, torch.bfloat16, generations=1), []
+    store, dequantized = ModelStore(spec, layout_of(torch.bfloat16, generations=1)), []
     pretrained.initialize(spec, store.held, 1)
     dequantize = Quantized.dequantize
     monkeypatch.setattr(
@@ -173,7 +175,7 @@ def test_drawn_weights_follow_from_seed_and_name(stored, base):
     spec = spec_of(stored(DENSE)[0], base)
     drawn = []
     for seed in (1, 1, 2):
-        store = ModelStore(spec, torch.bfloat16, generations=1)
+        store = ModelStore(spec, layout_of(torch.bfloat16, generations=1))
         pretrained.initialize(spec, store.held, seed)
         drawn.append(store)
     first, again, other = ([state.params[0] for state in store.units] for store in drawn)
@@ -188,7 +190,7 @@ def test_drawing_in_parts_changes_nothing(stored, monkeypatch):
     spec, drawn = spec_of(stored(DENSE)[0], "fp8"), []
     for most in (pretrained.DRAWN, 1024):  # of rows of 64 and of 96
         monkeypatch.setattr(pretrained, "DRAWN", most)
-        store = ModelStore(spec, torch.bfloat16, generations=1)
+        store = ModelStore(spec, layout_of(torch.bfloat16, generations=1))
         pretrained.initialize(spec, store.held, 1)
         drawn.append([unit for index in spec.frozen for unit in store.units[index].params])
     assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))

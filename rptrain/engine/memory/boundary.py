@@ -2,12 +2,12 @@
 
 from collections.abc import Hashable
 
-import torch
 from torch import Tensor
 
 from rptrain.engine.board import Board
-from rptrain.engine.page_locking import Locking
-from rptrain.engine.store import Arena, aligned
+from rptrain.engine.memory.arena import Arena, aligned
+from rptrain.engine.memory.page_locking import Locking
+from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.schedule.lower import Access, Boundaries
 from rptrain.schedule.plan import Plan
 
@@ -20,12 +20,11 @@ class BoundaryBuffers:
     writes the embedding of the next pass while the gradient of this one still arrives.
     """
 
-    def __init__(self, bounds: Boundaries, plan: Plan, tokens: int, hidden: int, dtype: torch.dtype) -> None:
-        self.chain, self._plan = bounds.chain, plan
-        at_once = plan.round_size * plan.replicas
-        self._arena = Arena(self.nbytes(len(bounds.chain), at_once, tokens, hidden, dtype))
+    def __init__(self, bounds: Boundaries, plan: Plan, layout: StepLayout, hidden: int) -> None:
+        self.chain, self._plan, tokens = bounds.chain, plan, layout.tokens
+        self._arena = Arena(self.nbytes(len(bounds.chain), layout, hidden))
         self._buffers = {
-            (group, boundary, parity, place): self._arena.take(tokens * hidden, dtype).view(tokens, hidden)
+            (group, boundary, parity, place): self._arena.take(tokens * hidden, layout.dtype).view(tokens, hidden)
             for group in range(plan.replicas)
             for boundary in bounds.chain
             for parity in range(2 if boundary == 0 else 1)
@@ -33,9 +32,9 @@ class BoundaryBuffers:
         }
 
     @staticmethod
-    def nbytes(boundaries: int, micro_batches: int, tokens: int, hidden: int, dtype: torch.dtype) -> int:
-        """Bytes for this many micro-batches: those of a round, of all groups together."""
-        return (boundaries + 1) * micro_batches * aligned(tokens * hidden * dtype.itemsize)
+    def nbytes(boundaries: int, layout: StepLayout, hidden: int) -> int:
+        """Bytes for the micro-batches of a round, of all groups together."""
+        return (boundaries + 1) * layout.at_once * aligned(layout.tokens * hidden * layout.dtype.itemsize)
 
     def locate(self, access: Access, iteration: int, micro_batch: int) -> tuple[Tensor, Hashable, int]:
         """The buffer, its key on the board, and the number of this access in its chain."""

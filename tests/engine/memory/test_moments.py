@@ -4,15 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from rptrain.engine.optim import adam, moments
-from rptrain.engine.optim.adam import CHUNK, join, split
-from rptrain.engine.store import ModelStore
+from rptrain.engine.memory import moments
+from rptrain.engine.memory.moments import CHUNK
+from rptrain.engine.memory.store import ModelStore
+from rptrain.engine.optim import adam
+from rptrain.engine.optim.adam import join, split
 from rptrain.models.families import registry
 from rptrain.models.locate import locate, read_config
 from tests.cases import UPDATES, grid
 
+from ...layouts import layout_of
 from .. import plain, runs
-from .updates import BETAS, EPS, PATHS, assert_same_bits, instruction_sets, make_adam, values
+from ..optim.updates import BETAS, EPS, PATHS, assert_same_bits, instruction_sets, make_adam, values
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = pytest.mark.parametrize("kind", ["bf16", "int8"])
@@ -400,7 +403,7 @@ def test_follows_the_run_with_exact_moments(kind):
 @pytest.mark.parametrize("generations", [1, 2], ids=["sync", "async"])
 def test_a_store_takes_the_bytes_that_are_counted(kind, dtype, generations):
     spec = registry.build(plain.config())
-    with ModelStore(spec, dtype, generations=generations, moments=kind) as store:
+    with ModelStore(spec, layout_of(dtype, generations=generations, moments=kind)) as store:
         for state in store.units:
             buffers = [*state.params, state.grad, *state.moments.values()]
             buffers += [rest for rest in (state.remainder, state.masters) if rest is not None]
@@ -415,5 +418,5 @@ def test_a_store_takes_the_bytes_that_are_counted(kind, dtype, generations):
 def test_bytes_a_parameter_in_sync(name, kind, most):
     """Of models that exist: all buffers of all units with their pages, to a thousandth of a byte."""
     spec = registry.build(read_config(locate(name)))
-    taken = sum(ModelStore.sizes(spec, torch.bfloat16, generations=1, moments=kind).values())
+    taken = sum(ModelStore.sizes(spec, layout_of(torch.bfloat16, generations=1, moments=kind)).values())
     assert taken / spec.num_parameters == pytest.approx(most, abs=1e-3)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from rptrain.checkpoint.state import load_state, save_state
-from rptrain.engine import wire
-from rptrain.engine.footprint import Shapes, footprint
+from rptrain.engine.footprint import footprint
+from rptrain.engine.memory import wire
+from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.meter import Meter
 from rptrain.engine.optim.adam import CpuAdam
-from rptrain.engine.store import ModelStore
 from rptrain.models.families.registry import build
 from rptrain.models.params import Unit
 from rptrain.models.transforms.fp8 import with_fp8
@@ -21,8 +21,9 @@ from rptrain.utils import native
 from rptrain.utils.errors import UserError
 from tests.cases import BOTH, UPDATES, grid
 
-from . import plain, runs
-from .test_frozen import same_as_first
+from ...layouts import layout_of
+from .. import plain, runs
+from ..test_frozen import same_as_first
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1 | N=2 M=4 MR=4"
 CASES = {
@@ -235,14 +236,14 @@ WIDE = plain.config(hidden_size=256, intermediate_size=768, head_dim=64, num_hid
 def test_uploads_are_codes(dtype):
     """As counted, and as planned; beside them are the scales, the norms and the head."""
     plan, steps = Plan.parse("F0-1 FB2-2 B0-1 | N=1 M=4 MR=4"), 2
-    batches, counted, shapes = plain.make_batches(steps, vocab=32), {}, Shapes(32, 4, dtype, wide_grad=False)
+    batches, counted = plain.make_batches(steps, vocab=32), {}
     for fp8 in (False, True):
         meter = Meter()
         with runs.make_store(WIDE, dtype, asynchronous=True, fp8=fp8) as store:
             runs.train(store, batches, plan, asynchronous=True, meter=meter)
             units = [unit for stage in plan.stages for layer in stage.layers for unit in store.spec.stack[layer].units]
             planned = sum(store.spec.units[unit].wire_bytes(dtype.itemsize) for unit in units)
-            need = footprint(store.spec, plan.stages, shapes)
+            need = footprint(store.spec, plan.stages, store.layout)
         counted[fp8] = sum(r.subject for r in meter.readings if r.kind == "upload" and r.iteration == 1)
         assert counted[fp8] == planned
     matrices = sum(param.numel for unit in with_fp8(build(WIDE)).units for param in unit.in_fp8)
@@ -259,12 +260,12 @@ def test_bytes_per_parameter(generations, each):
     """Scales, norms, the table and the head beside."""
     cfg = plain.config(hidden_size=512, intermediate_size=1536, head_dim=64, num_hidden_layers=1, vocab_size=32)
     spec = with_fp8(build(cfg))
-    sizes = ModelStore.sizes(spec, torch.bfloat16, generations=generations)
+    sizes = ModelStore.sizes(spec, layout_of(torch.bfloat16, generations=generations))
     matrices = sum(param.numel for unit in spec.units for param in unit.in_fp8)
     total, rest = sum(sizes.values()), spec.num_parameters - matrices
     assert total / spec.num_parameters == pytest.approx(each, rel=0.01)
     assert sizes["wire"] == pytest.approx(generations * matrices, rel=0.01)
-    with ModelStore(spec, torch.bfloat16, generations=generations) as store:
+    with ModelStore(spec, layout_of(torch.bfloat16, generations=generations)) as store:
         assert store._arena._used == total
         taken = sum(t.nbytes for state in store.units for t in (*state.params, *state.wire))
     assert taken == pytest.approx((2 + generations) * matrices + 2 * generations * rest, rel=0.01)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rptrain.engine.optim.adam import CHUNK
+from rptrain.engine.memory.moments import CHUNK
 from rptrain.kernels.batch import Batch
 from rptrain.models.spec import ModelShape
 from rptrain.schedule.plan import Plan

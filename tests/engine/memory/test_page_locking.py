@@ -6,18 +6,17 @@ import pytest
 import torch
 
 from rptrain.engine import engine as engines
-from rptrain.engine import page_locking
-from rptrain.engine import store as memory
 from rptrain.engine.devices import driver
 from rptrain.engine.devices.cpu import CpuDevice
 from rptrain.engine.devices.cuda import CudaStream
-from rptrain.engine.page_locking import PageableRanges, page_locked
-from rptrain.engine.store import Arena
-from rptrain.engine.transfer.boundary import BoundaryBuffers
+from rptrain.engine.memory import arena, page_locking
+from rptrain.engine.memory.arena import Arena
+from rptrain.engine.memory.boundary import BoundaryBuffers
+from rptrain.engine.memory.page_locking import PageableRanges, page_locked
 from rptrain.models.transforms.lora import LoRA
 from tests.cases import grid
 
-from . import plain, runs
+from .. import plain, runs
 from .test_store import Runtime
 
 PLAN = "F0-1 F2-3 FB4-4 B2-3 B0-1"
@@ -38,7 +37,7 @@ class Machine:
             self.taken[tensor.data_ptr()] = tensor.nbytes, copied
             return tensor
 
-        monkeypatch.setattr(memory, "_cudart", lambda: self.runtime)
+        monkeypatch.setattr(arena, "_cudart", lambda: self.runtime)
         monkeypatch.setattr(Arena, "take", recorded)
         monkeypatch.setattr(engines, "CudaDevice", self.gpu)
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self.pin_memory(tensor))

@@ -25,6 +25,7 @@ from rptrain.models.params import ALIGNMENT
 
 Moments = Literal["fp32", "bf16", "int8"]
 BLOCK = ALIGNMENT  # elements, as in moments.h; a block never has elements of two parameters
+CHUNK = 65536  # elements that a thread of the optimizer takes at once, as in adam.c
 MEAN_TOP, ROOT_TOP, LEAST = (np.float32(x) for x in (127**2, 255**2, 1e-20))  # as in moments.h
 LARGEST = 1e38
 

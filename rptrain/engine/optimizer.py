@@ -17,60 +17,64 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 from rptrain.engine.context import Context
 from rptrain.engine.devices.base import stamp
-from rptrain.engine.distributed.gradients import SharedGradients
-from rptrain.engine.distributed.peers import Shared
-from rptrain.engine.distributed.weights import WeightExchange, join_all
 from rptrain.engine.errors import Aborted
 from rptrain.engine.iteration import Evaluation, Iteration, StepRequest, StepResult
-from rptrain.engine.optim import moments
+from rptrain.engine.memory import moments
+from rptrain.engine.memory.unit_state import UnitState
 from rptrain.engine.optim.adam import CpuAdam, UpdateArgs
 from rptrain.engine.optim.gradients import Gradients, arrival_order, label
-from rptrain.engine.optim.loss_scale import LossScale
+from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
+from rptrain.engine.partners import Partners, Weights
 from rptrain.engine.snapshot import Snapshot
-from rptrain.engine.store import UnitState
 from rptrain.models.params import Unit
 from rptrain.utils.liveness import progressed
 from rptrain.utils.native import ended
+
+PATIENCE = 5.0  # seconds for threads to end after a failure
+LOOK = 0.1  # seconds between two looks for a failure
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW with decoupled weight decay, and where it begins: `applied` and `loss_scale`."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 0.0  # 0: no clipping
+    threads: int | None = None
+    seed: int = 0  # for the stochastic rounding of small moments
+    applied: int = 0  # steps that were not skipped, over the whole training run, for bias correction
+    loss_scale: LossScale = UNSCALED  # of the newest weights
 
 
 class OptimizerWorker:
     """Takes an iteration and its step in turn; publishes ("scale",), ("version", unit) and ("step",)."""
 
-    def __init__(
-        self,
-        context: Context,
-        adam: CpuAdam,
-        *,
-        weight_decay: float,
-        max_grad_norm: float,
-        seed: int,
-        applied: int,
-        loss_scale: LossScale,
-        shared: Shared | None = None,
-    ) -> None:
-        """`shared`: the part of this process, if several train the model."""
-        self._context, self._adam, self._seed = context, adam, seed
-        self._weight_decay, self._max_grad_norm = weight_decay, max_grad_norm
-        self.applied = applied  # steps that were not skipped, over the whole training run, for bias correction
-        self.loss_scale = loss_scale  # loss scale of the weights after the last step
-        for version, scale in ((-1, loss_scale.before), (0, loss_scale.scale)):
+    def __init__(self, context: Context, adam: CpuAdam, optimizer: Optimizer, partners: Partners | None = None) -> None:
+        """`partners`: the other processes, if several train the model."""
+        self._context, self._adam, self._optimizer = context, adam, optimizer
+        self.applied = optimizer.applied
+        self.loss_scale = optimizer.loss_scale  # loss scale of the weights after the last step
+        for version, scale in ((-1, self.loss_scale.before), (0, self.loss_scale.scale)):
             context.board.publish(("scale",), version, scale)
         self._snapshot: Snapshot | None = None  # the snapshot that updates wait for
         self._snapshots = 0
         self._where = "waiting"
-        self._weights: WeightExchange | None = None
-        if shared is None:
+        self._weights: Weights | None = None
+        if partners is None:
             self._gradients = Gradients(context, adam, self._tell)
         else:
-            self._gradients = SharedGradients(context, adam, self._tell, shared)
-            self._weights = WeightExchange(context, adam, shared.share, shared.weights, self._publish)
+            self._gradients = partners.sum_gradients(context, adam, self._tell)
+            self._weights = partners.exchange_weights(context, adam, self._publish)
         self.seconds: float | None = None  # duration of the last update
         self.updates = 0  # of units that have begun
         self._turn = threading.Lock()  # held for a moment, when an update may begin
@@ -182,8 +186,8 @@ class OptimizerWorker:
                 self._context.board.publish(("version", index), version, state.current)
             return
         factor = iteration.rest / result.loss_scale
-        if self._max_grad_norm:
-            factor *= min(1.0, self._max_grad_norm / (result.grad_norm + 1e-6))
+        if limit := self._optimizer.max_grad_norm:
+            factor *= min(1.0, limit / (result.grad_norm + 1e-6))
         self.applied += 1
         under_way: Sequence[Future[object]] = ()
         order = self._update_order()
@@ -223,8 +227,8 @@ class OptimizerWorker:
 
     def _parts(self, state: UnitState, index: int, rate: float, factor: float) -> Sequence[UpdateArgs]:
         source, target = state.params[state.newest], state.params[state.written]
-        noise, parts = moments.noise(self._seed, self.applied, index), []
-        for part, weight_decay in _decay_ranges(state.unit, self._weight_decay, state.own):
+        noise, parts = moments.noise(self._optimizer.seed, self.applied, index), []
+        for part, weight_decay in _decay_ranges(state.unit, self._optimizer.weight_decay, state.own):
             of_part = {name: state.own_part(flat, part) for name, flat in state.moments.items()}
             parts.append(
                 UpdateArgs(
@@ -266,3 +270,18 @@ def _decay_ranges(unit: Unit, weight_decay: float, own: slice) -> list[tuple[sli
         else:
             ranges.append((slice(start, stop), decay))
     return ranges
+
+
+def join_all(threads: Sequence[threading.Thread], aborted: Callable[[], bool]) -> bool:
+    """Waits until the threads end. After a failure they are left behind after PATIENCE seconds: they may wait for a
+    message, which nothing interrupts. Returns whether all have ended.
+    """
+    deadline = None
+    while any(thread.is_alive() for thread in threads):
+        if deadline is None and aborted():
+            deadline = time.monotonic() + PATIENCE
+        if deadline is not None and time.monotonic() > deadline:
+            return False
+        for thread in threads:
+            thread.join(LOOK)
+    return True

@@ -9,14 +9,17 @@ import weakref
 import pytest
 import torch
 
-from rptrain.engine import store as memory
-from rptrain.engine.distributed.share import Share
-from rptrain.engine.page_locking import Locking, PageableRanges
-from rptrain.engine.store import ALIGNMENT, Arena, ModelStore, aligned
+from rptrain.engine.memory import arena
+from rptrain.engine.memory import store as memory
+from rptrain.engine.memory.arena import ALIGNMENT, Arena, aligned
+from rptrain.engine.memory.page_locking import Locking, PageableRanges
+from rptrain.engine.memory.share import Share
+from rptrain.engine.memory.store import ModelStore
 from rptrain.utils.parallel import cores
 
-from ..refusals import refuse
-from . import plain, runs
+from ...layouts import layout_of
+from ...refusals import refuse
+from .. import plain, runs
 
 PAGE = mmap.PAGESIZE
 TIED = plain.config(tie_word_embeddings=True)
@@ -53,7 +56,7 @@ class Runtime:
 @pytest.fixture
 def runtime(monkeypatch):
     made = Runtime()
-    monkeypatch.setattr(memory, "_cudart", lambda: made)
+    monkeypatch.setattr(arena, "_cudart", lambda: made)
     return made
 
 
@@ -93,7 +96,9 @@ def test_a_limit_leaves_out_what_only_the_cpu_uses(runtime, tied, fp8):
     with runs.make_store(cfg, torch.bfloat16, **options) as store:
         wanted = [*copied(store)][0 if tied else len([*store.units[0].params, *store.units[0].grads]) :]
         needed = sum(aligned(tensor.nbytes) for tensor in wanted)
-        assert needed == sum(ModelStore.sizes(store.spec, torch.bfloat16, generations=2, copied=True).values())
+        assert needed == sum(
+            ModelStore.sizes(store.spec, layout_of(torch.bfloat16, generations=2), copied=True).values()
+        )
     runtime.limit = needed + 10 * PAGE
     with runs.make_store(cfg, torch.bfloat16, lock=True, **options) as store:
         assert store.locking == Locking(needed)
@@ -193,7 +198,7 @@ def test_each_group_has_a_gradient_except_of_an_embedding_that_the_host_computes
             each = sum(buffer.nbytes for buffer in buffers)
             assert each == (12 + 2 * asynchronous + 4 * groups) * state.unit.numel
             held += sum(aligned(buffer.nbytes) for buffer in buffers)
-        sizes = ModelStore.sizes(store.spec, torch.bfloat16, generations=1 + asynchronous, **kind)
+        sizes = ModelStore.sizes(store.spec, layout_of(torch.bfloat16, generations=1 + asynchronous, **kind))
         assert sum(sizes.values()) == held == len(store._arena._map)
 
 

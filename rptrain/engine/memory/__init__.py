@@ -1,0 +1,1 @@
+"""Host memory: a model, its gradients and optimizer state, and activations between stages."""
