@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rptrain.checkpoint import adapter, checked, frozen
+from rptrain.engine.distributed.shared import Shared
 from rptrain.engine.engine import Devices, Engine
 from rptrain.engine.memory.store import ModelStore
 from rptrain.engine.optim.loss_scale import UNSCALED, LossScale
