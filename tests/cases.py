@@ -3,6 +3,10 @@
 import pytest
 
 
+def grid(*values: object, id: str | None = None):
+    return pytest.param(*values, id=id, marks=pytest.mark.grid)
+
+
 def long(*values: object, id: str | None = None):
     return pytest.param(*values, id=id, marks=pytest.mark.long)
 

@@ -19,6 +19,7 @@ os.environ["RPTRAIN_PHASE_PERIOD"] = "0"  # a slow machine adds no lines to the 
 import torch  # noqa: E402 - the path and the number of threads come first
 
 from tests.ids import pytest_make_parametrize_id  # noqa: E402, F401 - a hook
+from tests.sampling import pytest_collection_modifyitems  # noqa: E402, F401 - a hook
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported; kernels are tested on the CPU then

@@ -23,6 +23,7 @@ def bubble(program, work):
     return 1 - Fraction(work) / (program.devices * Fraction(simulate(program).makespan))
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(("devices", "micro_batches"), SIZES)
 @pytest.mark.parametrize("schedule", [gpipe, one_f_one_b])
 def test_one_stage_a_device(schedule, devices, micro_batches):
@@ -30,6 +31,7 @@ def test_one_stage_a_device(schedule, devices, micro_batches):
     assert bubble(program, 4 * devices * micro_batches) == Fraction(devices - 1, micro_batches + devices - 1)
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize(("devices", "micro_batches"), SIZES)
 @pytest.mark.parametrize("loops", [1, 2, 3])
 @pytest.mark.parametrize("schedule", [interleaved_1f1b, looped_bfs])
@@ -49,6 +51,7 @@ def every_schedule(costs, devices, micro_batches, loops, **options):
     yield looped_bfs(costs, devices, micro_batches, loops, **options)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_stage_runs_each_way_once_for_each_micro_batch_and_in_order(seed):
     rng = random.Random(seed)
@@ -70,6 +73,7 @@ def test_every_stage_runs_each_way_once_for_each_micro_batch_and_in_order(seed):
             assert all(spans["F", m, i][2] == spans["B", m, i][2] for i in range(layers))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("devices", "micro_batches"), SIZES)
 def test_inputs_that_wait_for_backward(devices, micro_batches):
     """1F1B holds those of at most N - s micro-batches on device s, with v stages of 2 (N - s - 1) + (v - 1) N + 1."""
@@ -99,6 +103,7 @@ def test_the_head_is_recomputed_where_asked():
         assert simulate(program).busy(0) == simulate(again).busy(0) == 2 * 4
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", range(20))
 def test_even_cuts_have_the_least_sum_of_squares(seed):
     rng = random.Random(seed)

@@ -58,6 +58,7 @@ class Times:
 
 REPLICATED = 40  # random cases from this seed on have replicas
 SEEDS = pytest.mark.parametrize("seed", range(REPLICATED + 16))
+pytestmark = pytest.mark.sample(12)
 
 
 def random_case(seed, **costs):

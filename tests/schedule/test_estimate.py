@@ -12,7 +12,7 @@ from rptrain.schedule.estimate import Setting, estimate
 from rptrain.schedule.partition import partition
 from rptrain.schedule.plan import Plan
 from rptrain.schedule.simulate import simulate
-from tests.cases import long
+from tests.cases import grid
 from tests.schedule.plans import random_costs, random_stages
 
 
@@ -33,6 +33,7 @@ def random_case(seed, lag, links=None, **costs):
     return of_layers, random_stages(rng, layers), Setting(devices, rounds * size, size, lag, links)
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("lag", [0, 1], ids=["sync", "async"])
 @pytest.mark.parametrize("seed", range(100))
 def test_without_links_it_is_the_simulation(seed, lag):
@@ -46,6 +47,7 @@ def test_without_links_it_is_the_simulation(seed, lag):
     assert found.bubble == pytest.approx(1 - work / (setting.devices * period), abs=1e-9)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("lag", [0, 1], ids=["sync", "async"])
 @pytest.mark.parametrize("seed", range(50))
 def test_exchanges_between_processes_are_those_of_the_simulation(seed, lag):
@@ -82,6 +84,7 @@ def test_the_time_is_that_of_the_long_run(lag):
         assert estimate(costs, plan.stages, setting).period == pytest.approx(later, rel=1e-3)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("lag", [0, 1], ids=["sync", "async"])
 @pytest.mark.parametrize("seed", range(60))
 def test_links_never_make_a_step_shorter(seed, lag):
@@ -92,6 +95,7 @@ def test_links_never_make_a_step_shorter(seed, lag):
     assert estimate(costs, stages, setting).period >= estimate(costs, stages, without).period * (1 - 1e-9)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("seed", range(60))
 def test_over_links_it_is_not_above_the_simulation(seed):
     """But for 1 %, where steps differ. What it leaves out makes them longer; updates are the longest part of some."""
@@ -122,10 +126,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("rounds", [1, long(2)])
+@pytest.mark.parametrize("rounds", [1, grid(2)])
 @pytest.mark.parametrize("lag", [0, 1], ids=["sync", "async"])
 @pytest.mark.parametrize("devices", [1, 8])
-@pytest.mark.parametrize("model", ["1.7b", long("8b"), "experts"])
+@pytest.mark.parametrize("model", ["1.7b", grid("8b"), "experts"])
 def test_with_links_it_is_near_the_simulation(model, devices, lag, rounds):
     """At most 2 % below, as what a link does between two slots is not counted, and 0.1 % above."""
     blocks, forward, head, block_size, head_size, hidden = MODELS[model]
@@ -143,6 +147,7 @@ def test_with_links_it_is_near_the_simulation(model, devices, lag, rounds):
     assert 0.98 <= estimate(costs, stages, setting).period / simulated(costs, stages, setting) <= 1.001
 
 
+@pytest.mark.sample(8)
 @pytest.mark.skipif(estimates._library() is None, reason="installed without a compiler")
 @pytest.mark.parametrize("lag", [0, 1], ids=["sync", "async"])
 @pytest.mark.parametrize("seed", range(20))

@@ -17,6 +17,7 @@ from rptrain.schedule.simulate import Hold, simulate
 from tests.schedule.test_dispatch import LINKS, SEEDS, Times, random_case
 
 
+@pytest.mark.sample(12)
 @SEEDS
 def test_they_come_after_their_way_down_and_before_their_stage(seed):
     plan, costs, lag = random_case(seed, params=17)
@@ -97,6 +98,7 @@ def test_pictures_show_them_as_idle_and_as_copies():
     assert "partial sums up" in svg(timeline, "") and "sums0-0, iteration 0, round 1: 53 to 73 s" in svg(timeline, "")
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("round_size", [8, 4])
 @pytest.mark.parametrize("devices", [1, 3])

@@ -54,6 +54,7 @@ def objective(stages, costs, devices, micro_batches):
     return (micro_batches * len(stages) + devices * (devices - 1)) * max(map(time, stages))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("seed", range(60))
 def test_the_best_of_all_that_fit(seed):
     rng = random.Random(seed)

@@ -83,6 +83,7 @@ def test_the_claim_of_c4(card):
     assert forward_intensity(sizes_of("qwen3-235b-a22b"), LENGTH, 8) < point
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("preset", BY_HAND)
 @pytest.mark.parametrize("batch", [1, 8, 64, 1024])
 def test_equation_7_backward_is_above_forward_as_long_as_parameters_are_the_most(preset, batch):
