@@ -25,12 +25,6 @@ NORM = 128 * 4  # bytes, padded
 LAYER = (16 * 16 * 2 + 16 * 8 * 2 + 3 * 16 * 24) * 4 + 4 * NORM  # with norms of queries and keys
 
 
-@pytest.fixture
-def folder(tmp_path):
-    tools.write_model(tmp_path / "model")
-    return tmp_path
-
-
 @pytest.mark.parametrize("given", [LORA, long(FREEZE), (*LORA, "lora.use_dora=true")], ids=["lora", "freeze", "dora"])
 def test_the_bits_are_those_of_a_base_in_memory_also_when_resumed(folder, given):
     """A resumed run may map what was in memory, and the other way round."""

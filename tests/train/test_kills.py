@@ -97,7 +97,7 @@ def test_every_state_of_the_disk_that_a_kill_can_leave(whole, tmp_path, monkeypa
             steps.add(same.name)
     assert len(steps) == 6
     expected = tools.state(whole)
-    for path in Random(0).sample(copies, 5):
+    for path in Random(0).sample(copies, 3):
         shutil.rmtree(tmp_path / "runs")
         shutil.copytree(path, run.path)
         assert tools.train_here(tmp_path, *OFTEN).path == run.path or not RunDir(path).checkpoints()
@@ -129,7 +129,7 @@ def killed_at_random(folder: Path, trainers: tools.Trainers, whole: RunDir, kill
 
 @pytest.mark.long
 def test_killed_at_random_moments(whole, trainers, tmp_path):
-    killed_at_random(tmp_path, trainers, whole, 5)
+    killed_at_random(tmp_path, trainers, whole, 3)
 
 
 @pytest.mark.slow

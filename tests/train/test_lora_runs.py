@@ -14,7 +14,7 @@ from rptrain.runs import events
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
-from ..cases import long
+from ..cases import grid
 
 LORA = (
     "lora.r=3",
@@ -24,12 +24,6 @@ LORA = (
     "save.save_steps=2",
 )
 IDS = torch.arange(20).view(2, 10)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    tools.write_model(tmp_path / "model")
-    return tmp_path
 
 
 def logits(directory, folder=None):
@@ -43,7 +37,7 @@ def logits(directory, folder=None):
         return model.eval()(IDS).logits
 
 
-@pytest.mark.parametrize(("update", "dtype"), [("async", "bfloat16"), long("sync", "float32")])
+@pytest.mark.parametrize(("update", "dtype"), [("async", "bfloat16"), grid("sync", "float32")])
 def test_killed_and_resumed_on_another_number_of_workers(folder, trainers, update, dtype):
     kind = (f"optim.update={update}", f"model.dtype={dtype}", *LORA)
     assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=5) == -signal.SIGKILL

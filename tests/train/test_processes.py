@@ -23,13 +23,6 @@ Start = Callable[..., "Command | subprocess.Popen[str]"]
 REPLICAS = ("engine.replicas=4", "engine.round_size=1", "engine.devices=cpu:4", "engine.replan=false")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    tools.write_model(tmp_path / "model")
-    tools.write_config(tmp_path)
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     with Commands(tmp_path_factory.mktemp("commands")) as server:
@@ -82,6 +75,7 @@ def ended(processes: Sequence[Command | subprocess.Popen[str]]) -> list[tuple[in
 
 @pytest.fixture
 def torchrun(folder: Path, commands: Commands) -> Torchrun:
+    tools.write_config(folder)
     return Torchrun(folder, commands)
 
 
