@@ -124,21 +124,6 @@ def test_a_file_that_changes_meanwhile_ends_it_with_what_to_do(folder, monkeypat
     assert bool(tools.events(again, events.Resumed)) == saved and tools.steps(again).keys() == {*range(1, 7)}
 
 
-def test_mistakes_end_with_2(folder):
-    tools.write_config(folder)
-    for overrides, message in (
-        ((), '`model.hold`: "map" needs frozen weights'),
-        (("lora.r=2", "lora.base=nf4"), "`lora.base`: files do not hold nf4"),
-        (("lora.r=2", "model.init=random"), "starts from random weights"),
-        (("lora.r=2", "model.dtype=bfloat16"), "is stored as float32, and model.dtype is bfloat16"),
-    ):
-        for command in ("plan", "train"):
-            result = tools.invoke(command, "--config", folder / "run.toml", MAP, *overrides)
-            assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
-    result = tools.invoke("bench", "--config", folder / "run.toml", MAP, "lora.r=2")
-    assert result.exit_code == 2 and "as every model in `rptrain bench`" in result.output
-
-
 def test_plan_says_what_a_step_reads_and_what_the_disk_gives(folder, monkeypatch):
     tools.write_config(folder)
     given = ("plan", "--config", folder / "run.toml", MAP, "lora.r=2", "engine.round_size=2")

@@ -199,20 +199,6 @@ def test_a_base_that_is_not_as_it_was_is_refused(folder, base):
     assert not (folder / "merged").exists()
 
 
-def test_mistakes_end_with_2(folder):
-    tools.write_config(folder)
-    file = folder / "run.toml"
-    result = tools.invoke("plan", "--config", file, "lora.target_modules=['qkv_proj']")
-    assert result.exit_code == 2 and "no module that can have an adapter matches 'qkv_proj'" in result.output
-    result = tools.invoke("--config", file, "train.method=lora", "model.path=tiny-tasks")
-    assert result.exit_code == 2 and "adapters need pretrained weights" in result.output
-    result = tools.invoke("--config", file, "train.method=lora", "train.freeze=['*']")
-    assert result.exit_code == 2 and "`train.freeze`: with adapters all weights are frozen" in result.output
-    run = tools.train_here(folder)
-    result = tools.invoke("export", run.path, "--to", folder / "merged", "--merge")
-    assert result.exit_code == 2 and "has no adapters to merge" in result.output
-
-
 @pytest.mark.long
 def test_plan_counts_two_bytes_a_frozen_parameter_and_bench_runs(folder):
     tools.write_config(folder)
