@@ -1,5 +1,6 @@
 """Keeps the repository root off sys.path: its `kernels` and `models` folders must not be importable by those names."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -23,6 +24,17 @@ from tests.sampling import pytest_collection_modifyitems  # noqa: E402, F401 - a
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported; kernels are tested on the CPU then
+
+
+def pytest_collection_finish() -> None:
+    """Takes modules and test items out of searches for cycles, each of which would visit half a million objects."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Lets the end of the interpreter find them: triton reports leaks otherwise."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

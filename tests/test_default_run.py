@@ -1,4 +1,4 @@
-"""The run that `rptrain.toml` describes, as it is shipped: from random weights to right answers."""
+"""The run that `rptrain.toml` describes: from random weights to right answers."""
 
 import re
 from itertools import groupby
@@ -18,21 +18,31 @@ from . import run_tools as tools
 CONFIG = Path(__file__).resolve().parent.parent / "rptrain.toml"
 
 
-@pytest.mark.long
-def test_the_default_run_learns_its_tasks(tmp_path):
-    resolved = resolve(CONFIG, [f"save.output_dir={tmp_path}"])
+@pytest.mark.parametrize(
+    ("overrides", "score", "least", "loss"),
+    [
+        pytest.param(["train.max_steps=300", "eval.questions=100"], 0.3, 0.0, 0.2, marks=pytest.mark.long, id="short"),
+        pytest.param([], 0.90, 0.80, 0.1, marks=pytest.mark.slow, id="whole"),
+    ],
+)
+def test_the_default_run_learns_its_tasks(overrides, score, least, loss, tmp_path):
+    """In a fifth of its steps it learns a part; all of them, as it is shipped, are for a machine that has time.
+
+    `score` and `least`: the share of right answers, in all tasks and in each. `loss`: the last one, of the first.
+    """
+    resolved = resolve(CONFIG, [f"save.output_dir={tmp_path}", *overrides])
     questions = tasks.questions("test", resolved.config.eval.questions)
-    assert len(questions) == 500
+    assert len(questions) == (100 if overrides else 500)
     check_held_out(prepare_job(resolved.config), questions)
 
     run = train(resolved, quiet=True)
     before, after = tools.events(run, events.Evaluation)
     assert (before.step, after.step) == (0, resolved.config.train.max_steps)
     assert before.score <= 0.05
-    assert after.score >= 0.90
-    assert after.tasks.keys() == tasks.TASKS.keys() and min(after.tasks.values()) >= 0.80
+    assert after.score >= score
+    assert after.tasks.keys() == tasks.TASKS.keys() and min(after.tasks.values()) >= least
     losses = [loss for loss, _, _ in tools.steps(run).values()]
-    assert losses[-1] < 0.1 * losses[0]
+    assert losses[-1] < loss * losses[0]
 
     theirs = answers_of_transformers(run, [question.prompt for question in questions])
     assert theirs == tools.generated(run.path, [question.prompt for question in questions], 12, 0.0, 0, False)
@@ -46,7 +56,7 @@ def check_held_out(job, questions) -> None:
     seen = set(re.findall(r"<\|user\|>(.*?)<\|end\|>", text))
     assert len(seen) > 5000 and all(prompt.startswith(tuple(phrases())) for prompt in seen)
     asked = {question.prompt for question in questions}
-    assert len(asked) > 450 and not seen & asked
+    assert len(asked) > 0.9 * len(questions) and not seen & asked
     assert not {payload(prompt) for prompt in seen} & {payload(prompt) for prompt in asked}
 
 

@@ -17,7 +17,7 @@ from rptrain.models.weights import safetensors_io
 from rptrain.runs.records import events
 from rptrain.utils.errors import UserError
 
-QUICK, LONG = 40, 2000  # examples of each kind
+QUICK, MANY = 40, 2000  # examples of each kind
 
 CONFIG = b"""\
 [model]
@@ -149,7 +149,7 @@ def test_some_inputs(part) -> None:
     fuzz(part, QUICK)
 
 
-@pytest.mark.long
+@pytest.mark.grid
 @pytest.mark.parametrize("part", PARTS)
 def test_thousands_of_inputs(part) -> None:
-    fuzz(part, LONG)
+    fuzz(part, MANY)

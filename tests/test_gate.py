@@ -199,6 +199,7 @@ def test_vanishing(time):
     assert vanished in entries(lines, "failed")
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("command", "other", "reasons"),
     [

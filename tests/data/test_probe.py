@@ -41,17 +41,19 @@ def prepend(count):
 
 def test_an_id_that_takes_gigabytes(folder, monkeypatch):
     monkeypatch.setattr(probe, "SECONDS", 600)
+    monkeypatch.setattr(probe, "MEMORY", 1 << 29)
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     change(folder, model=model | {"vocab": model["vocab"] | {"b": 2**31}})
-    message = r"tokenizer\.json: loading this tokenizer needs more than 1\.50 GiB of memory: copy the model's own"
+    message = r"tokenizer\.json: loading this tokenizer needs more than 512 MiB of memory: copy the model's own"
     with pytest.raises(UserError, match=message):
         load_tokenizer(folder)
 
 
 def test_a_normalizer_that_takes_gigabytes(folder, monkeypatch):
     monkeypatch.setattr(probe, "SECONDS", 600)
+    monkeypatch.setattr(probe, "MEMORY", 1 << 29)
     change(folder, normalizer=prepend(20_000_000))
-    with pytest.raises(UserError, match=r"tokenizer\.json: loading this tokenizer needs more than 1\.50 GiB"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: loading this tokenizer needs more than 512 MiB"):
         load_tokenizer(folder)
 
 

@@ -20,12 +20,6 @@ from .. import run_tools as tools
 BEST = ("data.val_size=0.3", "train.eval_steps=6", "save.save_steps=6", "save.load_best_model_at_end=true")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    tools.write_model(tmp_path / "model")
-    return tmp_path
-
-
 def delete(run: Path, again: bool) -> None:
     """At once, as far as the run can see; `again`: another one takes its place."""
     gone = run.rename(run.parent.parent / "gone")

@@ -3,7 +3,6 @@
 import errno
 import mmap
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,6 @@ from .. import run_tools as tools
 from ..refusals import Refusals, refuse
 
 SOURCE = Path(__file__).with_name("refusals.c")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tools.write_model(tmp_path_factory.mktemp("models") / "model")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, model: Path) -> Path:
-    shutil.copytree(model, tmp_path / "model")
-    return tmp_path
 
 
 class Unmapped(mmap.mmap):

@@ -18,20 +18,14 @@ FREEZE = 'train.freeze=["model.embed_tokens.weight", "model.layers.1.*", "*.mlp.
 EVERY_TWO = ("save.save_steps=2", FREEZE)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    tools.write_model(tmp_path / "model")
-    return tmp_path
-
-
 def is_frozen(name):
     return ".mlp." in name or name == "model.embed_tokens.weight" or name.startswith("model.layers.1.")
 
 
-@pytest.mark.parametrize("dtype", [long("float32"), "bfloat16"])
-@pytest.mark.parametrize("update", ["async", long("sync")])
-@pytest.mark.parametrize("init", ["auto", long("random")])
-def test_killed_and_resumed(folder, trainers, update, dtype, init, tmp_path):
+@pytest.mark.parametrize(
+    ("init", "update", "dtype"), [("auto", "async", "bfloat16"), long("random", "sync", "float32")]
+)
+def test_killed_and_resumed(folder, trainers, update, dtype, init):
     kind = (f"optim.update={update}", f"model.dtype={dtype}", f"model.init={init}", *EVERY_TWO)
     assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=5) == -signal.SIGKILL
     run = tools.train_here(folder, *kind)

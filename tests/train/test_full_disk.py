@@ -5,9 +5,8 @@ import errno
 import io
 import os
 import re
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NoReturn
 
 import pytest
@@ -18,22 +17,23 @@ from rptrain.runs.records import events
 from rptrain.tui.services.preferences import save_theme
 
 from .. import run_tools as tools
+from ..cases import grid, long
 from ..checkpoints import verify_checkpoint
 
-long = pytest.mark.long
 SAVES = "save.save_steps=2"
 LORA = ("lora.r=2", "model.dtype=float32")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tools.write_model(tmp_path_factory.mktemp("models") / "model")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, bytes]]:
+    """The state of a run that nothing happened to; each is trained once."""
 
+    def state(*settings: str) -> dict[str, bytes]:
+        folder = tmp_path_factory.mktemp("whole")
+        tools.write_model(folder / "model")
+        return tools.state(tools.train_here(folder, *settings))
 
-@pytest.fixture
-def folder(tmp_path: Path, model: Path) -> Path:
-    shutil.copytree(model, tmp_path / "model")
-    return tmp_path
+    return cache(state)
 
 
 @pytest.fixture
@@ -118,16 +118,15 @@ ENDINGS = [
     (r"/\.model\..*/adapter_model\.safetensors$", LORA, 6),
     (r"/\.model\..*/adapter_config\.json$", LORA, 6),
 ]
-FAST = (3, 7)
+FAST, LONG = (3, 7), (1, 5, 6, 9, 11)
 
 
 @pytest.mark.parametrize(
     ("pattern", "settings", "step"),
-    [pytest.param(*each, marks=() if number in FAST else long) for number, each in enumerate(ENDINGS)],
+    [each if number in FAST else (long if number in LONG else grid)(*each) for number, each in enumerate(ENDINGS)],
     ids=[re.sub(r"[\\$]|\.\*", "", pattern.rpartition("/")[2]) for pattern, *_ in ENDINGS],
 )
-def test_a_run_that_ends_and_is_resumed(folder, disk, pattern, settings, step):
-    expected = tools.state(tools.train_here(folder, "log.run_name=whole", *settings))
+def test_a_run_that_ends_and_is_resumed(folder, expected, disk, pattern, settings, step):
     tools.write_config(folder)
     met = fill(disk, pattern)
     told = tools.invoke("--config", folder / "run.toml", SAVES, *settings)
@@ -142,7 +141,7 @@ def test_a_run_that_ends_and_is_resumed(folder, disk, pattern, settings, step):
     check_folder(run)
     disk.undo()
     again = tools.train_here(folder, SAVES, *settings)
-    assert again == run and run.finished and tools.state(run) == expected
+    assert again == run and run.finished and tools.state(run) == expected(*settings)
     assert [event.step for event in tools.events(run, events.Resumed)] == [step]
 
 
@@ -157,11 +156,10 @@ OTHERS = [
 
 @pytest.mark.parametrize(
     ("pattern", "said"),
-    [pytest.param(*each, marks=() if number == 1 else long) for number, each in enumerate(OTHERS)],
+    [each if number == 1 else long(*each) for number, each in enumerate(OTHERS)],
     ids=["lanes", "events", "save", "control"],
 )
-def test_a_run_that_goes_on(folder, disk, caplog, pattern, said):
-    expected = tools.state(tools.train_here(folder, "log.run_name=whole"))
+def test_a_run_that_goes_on(folder, expected, disk, caplog, pattern, said):
     tools.write_config(folder)
     met = fill(disk, pattern)
     told = tools.invoke("--config", folder / "run.toml", SAVES)
@@ -169,14 +167,14 @@ def test_a_run_that_goes_on(folder, disk, caplog, pattern, said):
     assert met and told.exit_code == 0, told.output
     assert re.search(said, told.output + caplog.text), told.output
     check_folder(run)
-    assert tools.state(run) == expected
+    assert tools.state(run) == expected()
     disk.undo()
     if not run.finished:  # the record of its end was lost, so it is exported once more
-        assert tools.train_here(folder, SAVES) == run and run.finished and tools.state(run) == expected
+        assert tools.train_here(folder, SAVES) == run and run.finished and tools.state(run) == expected()
 
 
-@long
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "complete.json"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["model.safetensors", grid("config.json"), grid("tokenizer.json"), "complete.json"])
 def test_an_export(folder, disk, name):
     run = tools.train_here(folder, "train.max_steps=1")
     met = fill(disk, rf"/\.to\..*/{re.escape(name)}$")
@@ -196,7 +194,7 @@ def test_drawings_of_a_plan(folder, disk, command):
     assert not (folder / "drawn").exists() and not list(folder.glob("*.part"))
 
 
-@long
+@pytest.mark.long
 def test_tokens_that_cannot_be_cached(folder, disk):
     """The run has not begun, and the message says how to go on."""
     tools.write_config(folder)

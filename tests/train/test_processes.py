@@ -5,7 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,22 +17,23 @@ from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
 
 from .. import run_tools as tools
+from ..commands import Command, Commands
 
+Start = Callable[..., "Command | subprocess.Popen[str]"]
 REPLICAS = ("engine.replicas=4", "engine.round_size=1", "engine.devices=cpu:4", "engine.replan=false")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    tools.write_model(tmp_path / "model")
-    tools.write_config(tmp_path)
-    return tmp_path
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with Commands(tmp_path_factory.mktemp("commands")) as server:
+        yield server
 
 
 class Torchrun:
     """What torchrun does: a store, and processes that it starts again."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, commands: Commands) -> None:
+        self._folder, self._commands = folder, commands
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     @contextmanager
@@ -42,17 +43,19 @@ class Torchrun:
         *overrides: str,
         own: Mapping[int, Sequence[str]] | None = None,
         environment: Mapping[str, str | int] | None = None,
-    ) -> Iterator[list[subprocess.Popen[str]]]:
-        """`own`: what single processes are given besides."""
+        start: Start | None = None,
+    ) -> Iterator[list[Command | subprocess.Popen[str]]]:
+        """`own`: what single processes are given besides. `start`: None for forks."""
         launch = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1"}
         launch |= {"MASTER_PORT": self._store.port, "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": 1}
         launch |= {"TORCHELASTIC_USE_AGENT_STORE": True}
-        started: list[subprocess.Popen[str]] = []
+        started: list[Command | subprocess.Popen[str]] = []
         try:
             for rank in range(count):
                 variables = launch | {"RANK": rank, "LOCAL_RANK": rank} | (environment or {})
                 given = ("--config", self._folder / "run.toml", *REPLICAS, *overrides, *(own or {}).get(rank, ()))
-                started.append(tools.command(*given, environment={key: str(each) for key, each in variables.items()}))
+                text = {key: str(each) for key, each in variables.items()}
+                started.append((start or self._commands.start)(*given, environment=text))
             yield started
         finally:
             for process in started:
@@ -65,14 +68,15 @@ class Torchrun:
             return ended(started)
 
 
-def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    found = [process.communicate(timeout=tools.PATIENCE) for process in processes]
+def ended(processes: Sequence[Command | subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    found = [process.communicate() for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, found, strict=True)]
 
 
 @pytest.fixture
-def torchrun(folder: Path) -> Torchrun:
-    return Torchrun(folder)
+def torchrun(folder: Path, commands: Commands) -> Torchrun:
+    tools.write_config(folder)
+    return Torchrun(folder, commands)
 
 
 def codes(results: Sequence[tuple[int, str, str]]) -> list[int]:
@@ -224,14 +228,14 @@ def hosted() -> dict[str, str | int]:
 
 @pytest.mark.long
 def test_without_a_store_of_torchrun_the_first_process_hosts_one(folder, torchrun):
-    with torchrun.processes(2, environment=hosted()) as started:
+    with torchrun.processes(2, environment=hosted(), start=tools.command) as started:
         assert codes(ended(started)) == [0, 0]
     assert RunDir(folder / "runs/run").finished
 
 
 @pytest.mark.long
 def test_a_store_that_is_lost_is_named_without_frames(folder, torchrun):
-    with torchrun.processes(2, "train.max_steps=100000", environment=hosted()) as started:
+    with torchrun.processes(2, "train.max_steps=100000", environment=hosted(), start=tools.command) as started:
         reached(RunDir(folder / "runs/run"), 1)
         started[0].kill()
         (_, (code, _, error)) = ended(started)

@@ -19,12 +19,6 @@ NARROW = ("lora.r=3", "lora.lora_alpha=6", "lora.base=nf4", "save.save_steps=2",
 ASKED = (["a", "bc"], 6, 0.0, 0, True)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    tools.write_model(tmp_path / "model")
-    return tmp_path
-
-
 def dequantized(tensor, base):
     fmt = format_of(base, tensor.shape[-1])
     return dequantize(*quantize(tensor, fmt), fmt, torch.empty(tensor.shape))

@@ -28,7 +28,7 @@ from rptrain.train.steps import StepTimes
 from rptrain.train.trainer import Trainer
 
 from .. import run_tools as tools
-from ..cases import long
+from ..cases import grid, long
 
 MEASURED = Measured((0.1, 0.2, 0.0), (0.3, 1 / 3, 0.5), upload=1e9, download=None, update=0.25, steps=2)
 CONFIG = '[model]\npath = "tiny-tasks"\n[[data.train]]\npath = "builtin:random"\n[engine]\ndevices = "cpu:2"\n'
@@ -114,12 +114,6 @@ def test_a_comparison(first, new, slower, said):
 # Runs that plan again
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    tools.write_model(tmp_path / "model")
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """A run with the first plan; each is trained once."""
@@ -178,8 +172,8 @@ KINDS = pytest.mark.parametrize(
     "kind",
     [
         pytest.param(("optim.update=async",), id="async"),
-        long(("optim.update=async", "engine.round_size=2"), id="two-rounds"),
-        long(("optim.update=sync",), id="sync"),
+        grid(("optim.update=async", "engine.round_size=2"), id="two-rounds"),
+        grid(("optim.update=sync",), id="sync"),
     ],
 )
 
@@ -330,7 +324,7 @@ def test_stopped_while_steps_are_compared(folder, undisturbed, metered, monkeypa
     assert metered[:call] == [True, False][:call] and metered[call:][0], "measured again"
 
 
-@pytest.mark.parametrize(("killed", "resumed"), [long(5, 3), long(7, 6), long(9, 6), (12, 9)])
+@pytest.mark.parametrize(("killed", "resumed"), [long(5, 3), grid(7, 6), grid(9, 6), (12, 9)])
 def test_killed_while_plans_are_chosen(folder, trainers, undisturbed, monkeypatch, killed, resumed):
     """While layers are measured, while steps are compared, while the new plan's engine warms up."""
     settings = (*SHORT, "save.save_steps=3")

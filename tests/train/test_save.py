@@ -24,14 +24,8 @@ from rptrain.runs.records import events
 from rptrain.train.save import Saver
 
 from .. import run_tools as tools
-from ..cases import long
+from ..cases import grid
 from ..checkpoints import verify_checkpoint
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    tools.write_model(tmp_path / "model")
-    return tmp_path
 
 
 @pytest.mark.parametrize("change", ["config", "folder"])
@@ -69,7 +63,7 @@ def slow_saves(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(rptrain.train.save, "save_state", slowly)
 
 
-@pytest.mark.parametrize("update", ["async", long("sync")])
+@pytest.mark.parametrize("update", ["async", grid("sync")])
 def test_slow_saves_change_no_bit_and_are_measured(folder, monkeypatch, update):
     """Each is what a run that ends there leaves."""
     kind = f"optim.update={update}"

@@ -18,12 +18,6 @@ from rptrain.utils.signals import PROCESS
 from .. import run_tools as tools
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    tools.write_model(tmp_path / "model")
-    return tmp_path
-
-
 def stopped(folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, visit: int, *overrides: str) -> RunDir:
     """A run that gets SIGTERM when the engine comes to a place for the given time, and that is held up there until the
     step is dropped.
@@ -68,7 +62,7 @@ def check_resumed(folder: Path, run: RunDir, *overrides: str) -> None:
     assert tools.steps(run) == tools.steps(whole)
 
 
-@pytest.mark.parametrize("update", ["async", pytest.param("sync", marks=pytest.mark.long)])
+@pytest.mark.parametrize("update", ["async", pytest.param("sync", marks=pytest.mark.grid)])
 def test_a_step_without_time_is_dropped_and_trained_again(folder, monkeypatch, update):
     kind = f"optim.update={update}"
     run = stopped(folder, monkeypatch, "gradient rows m1", 4, kind)

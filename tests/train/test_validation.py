@@ -14,13 +14,7 @@ from rptrain.train.validation import EarlyStopping
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
-from ..cases import long
-
-
-@pytest.fixture
-def folder(tmp_path):
-    tools.write_model(tmp_path / "model")
-    return tmp_path
+from ..cases import grid
 
 
 def losses(run):
@@ -59,7 +53,7 @@ def test_a_set_is_not_held_out_as_a_whole(folder):
     assert 0 < refused < 8
 
 
-@pytest.mark.parametrize("update", ["async", long("sync")])
+@pytest.mark.parametrize("update", ["async", grid("sync")])
 def test_the_loss_at_intervals_changes_nothing_and_is_the_same_after_a_resume(folder, update, monkeypatch):
     data = ("data.val_size=0.3", f"optim.update={update}", "save.save_steps=2")
     without = tools.train_here(folder, *data, "log.run_name=without")

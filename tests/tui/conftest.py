@@ -1,7 +1,8 @@
 """An app on folders of its own, whose helper answers at once with what a test says."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import gc
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import wraps
 from inspect import getsource
 from pathlib import Path
@@ -136,6 +137,15 @@ class Scripted:
 
     def close(self) -> None:
         self.closed += 1
+
+
+@pytest.fixture(autouse=True)
+def rarely_collected() -> Iterator[None]:
+    """Searches for cycles among new objects only, as the program does."""
+    before = gc.get_threshold()
+    gc.set_threshold(20_000, 50, 1_000_000)
+    yield
+    gc.set_threshold(*before)
 
 
 @pytest.fixture

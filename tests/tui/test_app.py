@@ -35,6 +35,7 @@ async def test_keys_and_tabs_lead_everywhere(make: Made, tmp_path: Path):
 
 
 @pytest.mark.long
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [(40, 24), (20, 5), (4, 60), (2, 60), (1, 1)])
 @driven
 async def test_a_terminal_may_be_small(make: Made, tmp_path: Path, size: tuple[int, int]):

@@ -49,6 +49,7 @@ def helper() -> Scripted:
     return Paged()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [(60, 24), (80, 24), (120, 36), (200, 50)])
 @driven
 async def test_pages_problems_and_sets(make: Made, helper: Scripted, size: tuple[int, int]):

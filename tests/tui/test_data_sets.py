@@ -194,6 +194,7 @@ def sets(folder: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.long
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(60, 24), (200, 50)])
 @driven
 async def test_sets_are_edited_by_keys(make: Made, tmp_path: Path, size: tuple[int, int]):

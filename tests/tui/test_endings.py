@@ -20,6 +20,7 @@ from .recorded import BEGAN, make_run
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(60, 24), (80, 24), (200, 50)])
 @driven
 async def test_a_failed_start_says_why_and_leads_back_to_its_setting(

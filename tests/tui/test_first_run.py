@@ -25,6 +25,7 @@ async def asked(pilot, step: int) -> None:
     await until(pilot, lambda: pilot.app.screen.query_one(OptionList).option_count > 0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(60, 16), (80, 24), (200, 50)])
 @driven
 async def test_three_keys_lead_from_an_empty_folder_to_training(

@@ -113,6 +113,7 @@ async def test_keys_act_in_the_order_in_which_they_were_typed(make: Made):
         }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.long
 @driven

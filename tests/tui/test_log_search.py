@@ -40,6 +40,7 @@ async def test_what_was_searched_for_is_highlighted():
 
 
 @pytest.mark.long
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(60, 24), (80, 24), (200, 50)])
 @driven
 async def test_the_log_is_searched_by_a_key(make: Made, tmp_path: Path, size: tuple[int, int]):

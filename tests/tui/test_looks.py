@@ -1,4 +1,4 @@
-"""How every screen looks: its text at three sizes, and that colors, or none at all, leave it legible."""
+"""How every screen looks: its text, some at every size, and that colors, or none at all, leave it legible."""
 
 import json
 import re
@@ -38,6 +38,8 @@ SCREENS = (
     "picker",
     *EXPORTS,
 )
+LAYOUTS = ("data", "new", "sets", "run", "runs")  # what is where depends on the size
+STYLED = ("new", "run", "runs", "chat", "export")
 CODE = """\
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -173,13 +175,16 @@ def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
 
 @pytest.mark.parametrize("screen", SCREENS)
 @driven
-async def test_sizes_and_colors(make: Made, helper: Scripted, snapshot: Any, screen: str):
-    """The text at each size, whatever it was before; and in both looks every letter is told from what it stands on."""
+async def test_text_and_colors(make: Made, helper: Scripted, snapshot: Any, screen: str):
+    """The text, of layouts at each size, whatever it was before; and in both looks every letter is told from what it
+    stands on.
+    """
     app = app_for(make, helper, screen)
-    async with app.run_test(size=SIZES[-1]) as pilot:
+    small = ((60, 24),) if screen in ("data", "sets") else ()
+    sizes = (*small, *reversed(SIZES), *SIZES[1:]) if screen in LAYOUTS else SIZES[1:2]
+    async with app.run_test(size=sizes[-1]) as pilot:
         await show(pilot, helper, screen)
-        small = ((60, 24),) if screen in (*FIRST, "sets", "browser") else ()
-        for width, height in (*small, *reversed(SIZES), *SIZES[1:]):
+        for width, height in sizes:
             await pilot.resize_terminal(width, height)
             text = await settled(pilot)
             lines = text.split("\n")
@@ -191,7 +196,8 @@ async def test_sizes_and_colors(make: Made, helper: Scripted, snapshot: Any, scr
             check_contrast(app, screen)
 
 
-@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.grid
+@pytest.mark.parametrize("screen", [screen for screen in SCREENS if screen not in STYLED])
 @driven
 async def test_without_color(make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch, screen: str):
     monkeypatch.setenv("NO_COLOR", "1")
@@ -199,13 +205,17 @@ async def test_without_color(make: Made, helper: Scripted, monkeypatch: pytest.M
     async with app.run_test(size=(80, 24)) as pilot:
         await show(pilot, helper, screen)
         await settled(pilot)
-        check_contrast(app, screen)
-        for segment, fore, back in colored(app):
-            assert len(set(fore)) == 1 and len(set(back)) == 1, segment
+        check_gray(app, screen)
+
+
+def check_gray(app: RptrainApp, screen: str) -> None:
+    check_contrast(app, screen)
+    for segment, fore, back in colored(app):
+        assert len(set(fore)) == 1 and len(set(back)) == 1, segment
 
 
 @pytest.mark.parametrize("look", ["light", "no color"])
-@pytest.mark.parametrize("screen", ["new", "run", "runs", "chat", "export"])
+@pytest.mark.parametrize("screen", STYLED)
 @driven
 async def test_styles(
     make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch, snapshot: Any, screen: str, look: str
@@ -221,6 +231,8 @@ async def test_styles(
             entry.cursor_blink = False
         await settled(pilot)
         assert snapshot(name=f"{screen} {look}") == "\n".join(styles(app))
+        if look == "no color":
+            check_gray(app, screen)
 
 
 def styles(app: RptrainApp) -> list[str]:

@@ -359,6 +359,7 @@ async def test_what_does_not_fit_is_not_started_and_advice_is_taken_by_a_key(
         assert "micro_batch_size = 1\n" in helper.asked[-1][2]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("key", ["alt+1", "1"])
 @driven
 async def test_a_remedy_is_one_key(make: Made, helper: Scripted, key: str):
@@ -666,6 +667,7 @@ async def test_enter_takes_what_is_typed_and_not_yet_looked_up(make: Made):
         await until(pilot, lambda: chosen == ["two"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("second", ["enter", "escape"])
 @driven
 async def test_of_two_keys_at_once_the_first_one_counts(make: Made, second: str):

@@ -30,6 +30,7 @@ def is_in_view(widget: Widget) -> bool:
     return widget.region in widget.screen.query_one(Form).region
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", SIZES)
 @driven
 async def test_down_and_up_move_between_all_settings(make: Made, size: tuple[int, int]):
@@ -111,6 +112,7 @@ async def test_typing_replaces_what_got_the_focus_and_inserts_at_a_chosen_cursor
         await until(pilot, lambda: steps.value == "1490")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("keys", [("f1", "escape"), ("f4", "f2"), ("f5", "escape"), ("ctrl+p", "escape")])
 @driven
 async def test_typing_replaces_the_value_after_another_screen_or_dialog(make: Made, keys: tuple[str, str]):

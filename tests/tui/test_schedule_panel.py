@@ -78,6 +78,7 @@ def test_a_pair_of_steps_is_named(tmp_path: Path):
 
 
 @pytest.mark.long
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("devices", "width"), [(1, 60), (2, 80), (8, 80)])
 @driven
 async def test_the_schedule_in_place_of_devices_and_curves(make: Made, tmp_path: Path, devices: int, width: int):

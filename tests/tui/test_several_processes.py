@@ -34,6 +34,7 @@ def append(file: Path, *records: dict) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(80, 24), (120, 36)])
 @driven
 async def test_each_process_has_its_devices_below_its_host(make: Made, tmp_path: Path, size: tuple[int, int]):

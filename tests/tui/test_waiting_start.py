@@ -58,6 +58,7 @@ async def test_a_start_waits_for_the_plan_of_the_shown_settings(make: Made, go: 
     assert "max_length = 77" in (tmp_path / "rptrain.toml").read_text()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", ["escape", "edit", "leave"])
 @driven
 async def test_a_waiting_start_is_canceled(make: Made, go: asyncio.Event, tmp_path: Path, way: str):
