@@ -151,6 +151,9 @@ class FeedForwardSaved(NamedTuple):
     output: Tensor | None  # [T, D], before the norm, with norms after the parts
 
 
+Saved = tuple[MixerSaved, FeedForwardSaved]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """A decoder block: a Layer (models/layer.py).
@@ -172,7 +175,7 @@ class Block:
     def forward(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Tensor:
         x_TD = times(x_TD, self.input_scale)
         mixed = self._mixed(p, x_TD, mb)[0]
-        return self._output(p, self._fed(p, mixed, x_TD, mb), mb, overwrite=True)
+        return self._output(p, self._inner(p, mixed, x_TD, mb), mb, overwrite=True)
 
     def step(self, p: Params, x_TD: Tensor, state: Any, current: CurrentTokens) -> Tensor:
         """Forward of a step of decoding, with the mixer's state. There is no dropout."""
@@ -180,21 +183,21 @@ class Block:
         _, normed = self.norms.before(p.get("input_norm"), x_TD, None, self.mixer.form(p))
         mixed, _ = self.norms.after(p.get("attention_norm"), self.mixer.step(p, normed, state, current))
         del normed
-        fed = self._fed(p, times_(mixed, self.output_scale), x_TD, None)
-        return self._output(p, fed, None, overwrite=True)
+        inner = self._inner(p, times_(mixed, self.output_scale), x_TD, None)
+        return self._output(p, inner, None, overwrite=True)
 
-    def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, tuple[Any, Any]]:
-        mixed, fed = self.recompute(p, x_TD, mb)
-        return self._output(p, fed, mb), (mixed, fed)
+    def forward_saved(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, Saved]:
+        mixer, feed_forward = self.recompute(p, x_TD, mb)
+        return self._output(p, feed_forward, mb), (mixer, feed_forward)
 
-    def recompute(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[MixerSaved, FeedForwardSaved]:
+    def recompute(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> Saved:
         x_TD = times(x_TD, self.input_scale)
         mixed, saved = self._mixed(p, x_TD, mb)
-        return saved, self._fed(p, mixed, x_TD, mb)
+        return saved, self._inner(p, mixed, x_TD, mb)
 
-    def backward(self, p: Params, g: Grads, saved: tuple[Any, Any], dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        mixed, fed = saved
-        dx_TD = self.mixer_backward(p, g, mixed, self.feed_forward_backward(p, g, fed, dy_TD, mb), mb)
+    def backward(self, p: Params, g: Grads, saved: Saved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
+        mixer, feed_forward = saved
+        dx_TD = self.mixer_backward(p, g, mixer, self.feed_forward_backward(p, g, feed_forward, dy_TD, mb), mb)
         return times_(dx_TD, self.input_scale)
 
     def _mixed(self, p: Params, x_TD: Tensor, mb: MicroBatch) -> tuple[Tensor, MixerSaved]:
@@ -204,40 +207,40 @@ class Block:
         mixed, output = self.norms.after(p.get("attention_norm"), product)
         return times_(mixed, self.output_scale), MixerSaved(saved, mixer, output)
 
-    def _fed(self, p: Params, mixed: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> FeedForwardSaved:
+    def _inner(self, p: Params, mixed: Tensor, x_TD: Tensor, mb: MicroBatch | None) -> FeedForwardSaved:
         saved, normed = self.norms.before(p.get("post_norm"), mixed, x_TD, self.feed_forward.form(p))
         inner = self.feed_forward.inner(p, normed, mb)
         del normed
         output = self.feed_forward.output(p, inner, mb) if self.norms.post else None
         return FeedForwardSaved(saved, inner, output)
 
-    def _output(self, p: Params, fed: FeedForwardSaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
+    def _output(self, p: Params, saved: FeedForwardSaved, mb: MicroBatch | None, *, overwrite: bool = False) -> Tensor:
         """The block's output from the saved tensors, which `overwrite` allows to overwrite."""
-        if fed.output is None:
-            return self.feed_forward.add(p, fed.feed_forward, fed.input.x, mb, self.output_scale, overwrite)
-        normed, _ = self.norms.after(p.get("mlp_norm"), fed.output)
-        return times_(normed, self.output_scale).add_(fed.input.x)
+        if saved.output is None:
+            return self.feed_forward.add(p, saved.feed_forward, saved.input.x, mb, self.output_scale, overwrite)
+        normed, _ = self.norms.after(p.get("mlp_norm"), saved.output)
+        return times_(normed, self.output_scale).add_(saved.input.x)
 
     def feed_forward_backward(
         self, p: Params, g: Grads, saved: FeedForwardSaved, dy_TD: Tensor, mb: MicroBatch
     ) -> Tensor:
         """Accumulates the feed-forward part's gradients in `g`; returns that of the sum of its input and residual."""
-        inner = self.feed_forward.backward(
-            p, g, saved.feed_forward, self._dfed(p, g, saved.output, times(dy_TD, self.output_scale)), mb
+        dnormed = self.feed_forward.backward(
+            p, g, saved.feed_forward, self._output_backward(p, g, saved.output, times(dy_TD, self.output_scale)), mb
         )
         norm = p.get("post_norm"), g.get("post_norm")
-        return self.norms.before_backward(*norm, inner, saved.input, dy_TD)
+        return self.norms.before_backward(*norm, dnormed, saved.input, dy_TD)
 
     def mixer_backward(self, p: Params, g: Grads, saved: MixerSaved, dh_TD: Tensor, mb: MicroBatch) -> Tensor:
         """As `feed_forward_backward`, of the mixer."""
         norm = p.get("attention_norm"), g.get("attention_norm")
-        inner = self.mixer.backward(
+        dnormed = self.mixer.backward(
             p, g, saved.mixer, self.norms.after_backward(*norm, times(dh_TD, self.output_scale), saved.output), mb
         )
         norm = p.get("input_norm"), g.get("input_norm")
-        return self.norms.before_backward(*norm, inner, saved.input, dh_TD)
+        return self.norms.before_backward(*norm, dnormed, saved.input, dh_TD)
 
-    def _dfed(self, p: Params, g: Grads, output: Tensor | None, dy_TD: Tensor) -> Tensor:
+    def _output_backward(self, p: Params, g: Grads, output: Tensor | None, dy_TD: Tensor) -> Tensor:
         """The gradient of the feed-forward part's output; the statistics of the norm after it are computed again."""
         if output is None:
             return dy_TD
@@ -334,10 +337,10 @@ class Block:
         # the gradient of an output is a scaled copy, or on the other side of its norm
         inside_products += tokens * itemsize * self.hidden * ((self.output_scale != 1) + self.norms.post)
         mixer, mixer_inside = self.mixer.workspace(itemsize, fused=fused)
-        fed, fed_inside = self.feed_forward.workspace(itemsize)
+        feed_forward, feed_forward_inside = self.feed_forward.workspace(itemsize)
         if fused:  # the gradient of the block's output, and nothing inside operations
-            return tokens * max(mixer, itemsize * self.hidden + fed) + inside_products
-        return tokens * (max(mixer, fed) + max(mixer_inside, fed_inside)) + inside_products
+            return tokens * max(mixer, itemsize * self.hidden + feed_forward) + inside_products
+        return tokens * (max(mixer, feed_forward) + max(mixer_inside, feed_forward_inside)) + inside_products
 
     def _fp8_workspace(self, tokens: int, itemsize: int, *, fused: bool) -> int:
         """Bytes that products in FP8 need at once; with DoRA also for the norms of rows."""

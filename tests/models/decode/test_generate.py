@@ -75,6 +75,29 @@ def test_a_cache_holds_what_was_computed_and_shares_what_is_equal(fresh) -> None
     assert cache.keep(0, [1, 2]) == 1, "the last token's output is needed"
 
 
+class Recurrent:
+    """A state that stays whole or is lost."""
+
+    nbytes = 0
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def keep(self, sequence: int, tokens: int) -> int:
+        self.tokens = tokens if tokens == self.tokens else 0
+        return self.tokens
+
+
+def test_a_sequence_is_cut_back_to_where_every_state_can_be(fresh) -> None:
+    model = fresh("Qwen3ForCausalLM")
+    for tokens, stay in (([1, 2, 3, 4], 3), ([1, 2, 4, 5], 0), ([1, 2, 3], 0)):
+        cache = new_cache(model.spec, model.params.__getitem__)
+        cache.place([[1, 2, 3]])
+        cache.hold()
+        cache.states.append(Recurrent(3))
+        assert cache.keep(0, tokens) == len(cache.held[0]) == stay
+
+
 def test_answers_are_drawn_from_the_most_likely_tokens() -> None:
     logits = torch.tensor([[0.4, 0.1, 0.3, 0.2]]).log()
 
