@@ -116,6 +116,7 @@ def test_same_bits(kind, asynchronous, world):
         assert all(torch.equal(found[2][name], weights[name]) for name in weights)
 
 
+@pytest.mark.long
 @UPDATES
 def test_skipped_steps_and_loss_scale(asynchronous):
     cfg, batches = plain.config(tie_word_embeddings=True) | SIZES, plain.make_batches(5, micro_batches=12, vocab=VOCAB)
