@@ -140,7 +140,6 @@ def assert_largest(cause, causes):
     raise AssertionError(f"the causes are {found}, not {cause}")
 
 
-@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("place", "plan", "device", "cause", "asynchronous"),
     [

@@ -1,13 +1,10 @@
 """Several processes give the bits of one, for equal replicas. Here they are threads with connections of their own."""
 
-import threading
+from .. import plain
+from .. import runs
+from ..test_replicas import DROPOUT
+from ..test_short_steps import short
 from datetime import timedelta
-from typing import Any
-
-import pytest
-import torch
-import torch.distributed
-
 from rptrain.engine.distributed import exchange
 from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.peers import Peers
@@ -17,11 +14,13 @@ from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.models.transforms.lora import LoRA
 from rptrain.schedule.plan import Plan
 from tests import run_tools as tools
-from tests.cases import BOTH, UPDATES
-
-from .. import plain, runs
-from ..test_replicas import DROPOUT
-from ..test_short_steps import short
+from tests.cases import BOTH
+from tests.cases import UPDATES
+from typing import Any
+import pytest
+import threading
+import torch
+import torch.distributed
 
 VOCAB = 1031  # with SIZES, several chunks of each matrix, and of the embedding
 SIZES = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "vocab_size": VOCAB}
@@ -117,6 +116,7 @@ def test_same_bits(kind, asynchronous, world):
         assert all(torch.equal(found[2][name], weights[name]) for name in weights)
 
 
+@pytest.mark.long
 @UPDATES
 def test_skipped_steps_and_loss_scale(asynchronous):
     cfg, batches = plain.config(tie_word_embeddings=True) | SIZES, plain.make_batches(5, micro_batches=12, vocab=VOCAB)
