@@ -1,10 +1,13 @@
 """Several processes give the bits of one, for equal replicas. Here they are threads with connections of their own."""
 
-from .. import plain
-from .. import runs
-from ..test_replicas import DROPOUT
-from ..test_short_steps import short
+import threading
 from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
 from rptrain.engine.distributed import exchange
 from rptrain.engine.distributed.launch import Launch
 from rptrain.engine.distributed.peers import Peers
@@ -14,13 +17,11 @@ from rptrain.engine.optim.loss_scale import LossScale
 from rptrain.models.transforms.lora import LoRA
 from rptrain.schedule.plan import Plan
 from tests import run_tools as tools
-from tests.cases import BOTH
-from tests.cases import UPDATES
-from typing import Any
-import pytest
-import threading
-import torch
-import torch.distributed
+from tests.cases import BOTH, UPDATES
+
+from .. import plain, runs
+from ..test_replicas import DROPOUT
+from ..test_short_steps import short
 
 VOCAB = 1031  # with SIZES, several chunks of each matrix, and of the embedding
 SIZES = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "vocab_size": VOCAB}

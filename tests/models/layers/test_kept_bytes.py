@@ -13,8 +13,6 @@ from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.half_sums import with_half_sums
 from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.utils.errors import UserError
-from tests.families import FAMILIES
-from tests.models.conftest import COMMON, make_micro_batch
 
 EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 FP8_SIZES = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "moe_intermediate_size": 16}
@@ -36,18 +34,17 @@ WITH_EXPERTS_ALONE = ("experts", "balance", "fp8, experts")
 TOKENS = 22
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("architecture", registry.FAMILIES)
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_kept_bytes_are_those_of_the_kept_tensors(transform, kind) -> None:
-    config = {**COMMON, **FAMILIES[kind].layers, **(FP8_SIZES if "fp8" in transform else {})}
-    spec = registry.build({**config, "architectures": [registry.MODEL_TYPES[kind]]})
+def test_kept_bytes_are_those_of_the_kept_tensors(transform, architecture, fresh, micro_batch) -> None:
+    spec = fresh(architecture, **(FP8_SIZES if "fp8" in transform else {})).spec
     if transform in WITH_EXPERTS_ALONE and not spec.has_experts:
         with pytest.raises(UserError, match="this model has no"):
             TRANSFORMS[transform](spec)
         return
     spec, dtype = TRANSFORMS[transform](spec), torch.float32 if transform == "half sums" else torch.bfloat16
     generator = torch.Generator().manual_seed(1)
-    mb = make_micro_batch(spec, [[5, 6], [11]], torch.ones(TOKENS, dtype=torch.int64), dtype)
+    mb = micro_batch(spec, [[5, 6], [11]], torch.ones(TOKENS, dtype=torch.int64), dtype)
     mb = replace(mb, sample=torch.tensor([7, 3, 0]))
     x = torch.randn(TOKENS, spec.hidden_size, generator=generator).to(dtype)
     for layer in spec.layers:
