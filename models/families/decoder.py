@@ -1,7 +1,7 @@
 """Building blocks of decoders: parameters by names in checkpoints, units, blocks and the head."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -32,45 +32,35 @@ def norm(name: str, module: str, size: int) -> Param:
     return Param(name, (size,), (CheckpointPart(f"{module}.weight", size),), decay=False, std=None)
 
 
-@dataclass(frozen=True)
-class Form:
-    """The norms and biases of an attention."""
-
-    pre_norms: bool = True
-    post_norms: bool = False
-    qk_norm: bool = False
-    whole_qk_norm: bool = False
-    qkv_bias: bool = False
-    o_bias: bool = False
-
-
-def attention_params(sizes: Sizes, at: str, *, fused: bool = False, **form: bool) -> list[Param]:
+def attention_params(
+    sizes: Sizes, at: str, attention: Attention, norms: Norms | None = None, *, fused: bool = False
+) -> list[Param]:
     """The parameters of the attention and its norms, in the block with prefix `at` in checkpoints.
 
-    `fused`: checkpoints have one tensor of queries, keys and values. `form`: fields of Form.
+    `norms`: of the block; None: before its parts. `fused`: checkpoints have one tensor of queries, keys and values.
     """
-    has = Form(**form)
-    attention = f"{at}.self_attn"
-    heads, kv_heads = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
+    has_pre, has_post = (norms.pre, norms.post) if norms else (True, False)
+    module = f"{at}.self_attn"
+    heads, kv_heads = attention.heads * attention.head_size, attention.kv_heads * attention.head_size
     qkv = (
-        (f"{attention}.q_proj", heads),
-        (f"{attention}.k_proj", kv_heads),
-        (f"{attention}.v_proj", kv_heads),
+        (f"{module}.q_proj", heads),
+        (f"{module}.k_proj", kv_heads),
+        (f"{module}.v_proj", kv_heads),
     )
     if fused:
-        qkv = ((f"{attention}.qkv_proj", heads + 2 * kv_heads),)
-    o = (f"{attention}.o_proj", sizes.hidden)
-    params = [norm("input_norm", f"{at}.input_layernorm", sizes.hidden)] if has.pre_norms else []
+        qkv = ((f"{module}.qkv_proj", heads + 2 * kv_heads),)
+    o = (f"{module}.o_proj", sizes.hidden)
+    params = [norm("input_norm", f"{at}.input_layernorm", sizes.hidden)] if has_pre else []
     params.append(matrix("qkv", sizes.hidden, sizes.std, *qkv))
-    if has.qkv_bias:
+    if attention.qkv.bias:
         params.append(bias("qkv_bias", *qkv))
-    if has.qk_norm:
-        widths = (heads, kv_heads) if has.whole_qk_norm else (sizes.head_size, sizes.head_size)
-        params += [norm(f"{x}_norm", f"{attention}.{x}_norm", width) for x, width in zip("qk", widths, strict=True)]
+    if attention.qk_norm:
+        widths = (heads, kv_heads) if attention.whole_qk_norm else (attention.head_size, attention.head_size)
+        params += [norm(f"{x}_norm", f"{module}.{x}_norm", width) for x, width in zip("qk", widths, strict=True)]
     params.append(matrix("o", heads, sizes.std, o))
-    if has.o_bias:
+    if attention.o.bias:
         params.append(bias("o_bias", o))
-    if has.post_norms:
+    if has_post:
         params.append(norm("attention_norm", f"{at}.post_attention_layernorm", sizes.hidden))
     return params
 
@@ -81,28 +71,23 @@ def post_norm(sizes: Sizes, at: str) -> Param:
 
 
 def dense_unit(
-    sizes: Sizes,
-    index: int,
-    *,
-    pre_norms: bool = True,
-    post_norms: bool = False,
-    fused: bool = False,
-    **attention: bool,
+    sizes: Sizes, index: int, attention: Attention, norms: Norms | None = None, *, fused: bool = False
 ) -> Unit:
     """The parameters of a block with an MLP.
 
-    `fused`: checkpoints have one tensor of gate and up, and see `attention_params`.
+    `fused`: checkpoints have one tensor of gate and up. Everything else: see `attention_params`.
     """
+    norms = norms or Norms(sizes.eps)
     at = f"model.layers.{index}"
     gate_up = ((f"{at}.mlp.gate_proj", sizes.intermediate), (f"{at}.mlp.up_proj", sizes.intermediate))
     if fused:
         gate_up = ((f"{at}.mlp.gate_up_proj", 2 * sizes.intermediate),)
     params = (
-        *attention_params(sizes, at, pre_norms=pre_norms, post_norms=post_norms, fused=fused, **attention),
-        *([post_norm(sizes, at)] if pre_norms else []),
+        *attention_params(sizes, at, attention, norms, fused=fused),
+        *([post_norm(sizes, at)] if norms.pre else []),
         matrix("gate_up", sizes.hidden, sizes.std, *gate_up),
         matrix("down", sizes.intermediate, sizes.std, (f"{at}.mlp.down_proj", sizes.hidden)),
-        *([norm("mlp_norm", f"{at}.post_feedforward_layernorm", sizes.hidden)] if post_norms else []),
+        *([norm("mlp_norm", f"{at}.post_feedforward_layernorm", sizes.hidden)] if norms.post else []),
     )
     return Unit(f"layers.{index}", params)
 
@@ -141,14 +126,6 @@ def correction_unit(index: int, key: str, experts: int) -> Unit:
     return Unit(f"layers.{index}.correction", (correction,), trainable=False)
 
 
-def mtp_layers(layers: int, count: int) -> tuple[str, ...]:
-    """Patterns for the tensors of `count` layers for multi-token prediction (MTP), which follow the model's `layers`.
-
-    They are not trained, but `carried`.
-    """
-    return tuple(f"model.layers.{layers + number}.*" for number in range(count))
-
-
 def attention(sizes: Sizes, **options: Any) -> Attention:
     """The attention of a block. `options`: see `Attention.of`."""
     return Attention.of(sizes.hidden, (sizes.heads, sizes.kv_heads, sizes.head_size), eps=sizes.eps, **options)
@@ -158,6 +135,14 @@ def block(sizes: Sizes, index: int, mixer: Mixer, feed_forward: FeedForward, **o
     """A block of these parts; its unit follows the embedding's and those of earlier blocks. `options`: other fields."""
     form: dict[str, Any] = {"norms": Norms(sizes.eps), "mixer": mixer, "feed_forward": feed_forward} | options
     return Block(name=f"layers.{index}", units=(index + 1,), hidden=sizes.hidden, **form)
+
+
+def mtp_layers(layers: int, count: int) -> tuple[str, ...]:
+    """Patterns for the tensors of `count` layers for multi-token prediction (MTP), which follow the model's `layers`.
+
+    They are not trained, but `carried`.
+    """
+    return tuple(f"model.layers.{layers + number}.*" for number in range(count))
 
 
 def model(

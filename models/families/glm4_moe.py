@@ -16,6 +16,7 @@ from rptrain.models.families.config import (
     with_defaults,
 )
 from rptrain.models.families.family import Family
+from rptrain.models.layers.attention import Attention
 from rptrain.models.layers.mlp import MLP, SharedMLP
 from rptrain.models.layers.moe import MoE
 from rptrain.models.layers.router import Router
@@ -49,18 +50,17 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     qk_norm = read_flag(filled, "use_qk_norm", found)
     shape = read_shape(filled, unsupported=found, biases=biases, partial=True)
 
-    options: dict[str, Any] = {"qk_norm": qk_norm, "qkv_bias": biases}
     router = Router(experts=experts, active=active, scoring=scoring, groups=groups, wide=True, balance_in_config=False)
-    attention = decoder.attention(shape, **options)
+    attention = decoder.attention(shape, qk_norm=qk_norm, qkv_bias=biases)
     mlp = MLP.of(shape.hidden, shape.intermediate)
     mixture = MoE.of(shape.hidden, intermediate, router, shared=SharedMLP.of(shape.hidden, shared))
     units, blocks, frozen = [], [], {}
     for index in range(shape.layers):
         if index < dense:
-            units.append(decoder.dense_unit(shape, index, **options))
+            units.append(decoder.dense_unit(shape, index, attention))
             blocks.append(decoder.block(shape, index, attention, mlp))
             continue
-        units.append(_unit(shape, index, intermediate, experts, shared, options))
+        units.append(_unit(shape, index, attention, mixture))
         key = f"model.layers.{index}.mlp.gate.e_score_correction_bias"
         frozen[index] = decoder.correction_unit(index, key, experts)
         blocks.append(decoder.block(shape, index, attention, mixture))
@@ -68,12 +68,14 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, carried=decoder.mtp_layers(shape.layers, extra))
 
 
-def _unit(sizes: Sizes, index: int, intermediate: int, experts: int, shared: int, options: Mapping[str, bool]) -> Unit:
-    at = f"model.layers.{index}"
+def _unit(sizes: Sizes, index: int, attention: Attention, mixture: MoE) -> Unit:
+    at, experts, intermediate = f"model.layers.{index}", mixture.router.experts, mixture.down.inputs
+    assert mixture.shared is not None
+    shared = mixture.shared.intermediate
     beside = f"{at}.mlp.shared_experts"
     gate_up = ((f"{beside}.gate_proj", shared), (f"{beside}.up_proj", shared))
     params = (
-        *decoder.attention_params(sizes, at, **options),
+        *decoder.attention_params(sizes, at, attention),
         decoder.post_norm(sizes, at),
         decoder.matrix("router", sizes.hidden, sizes.std, (f"{at}.mlp.gate", experts)),
         *decoder.expert_matrices(sizes, at, intermediate, experts),

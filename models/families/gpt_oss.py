@@ -8,6 +8,7 @@ from rptrain.kernels.swiglu import Clamp
 from rptrain.models.families import decoder
 from rptrain.models.families.config import Sizes, read_experts, read_number, read_shape, read_windows, with_defaults
 from rptrain.models.families.family import Family
+from rptrain.models.layers.attention import Attention
 from rptrain.models.layers.moe import MoE
 from rptrain.models.layers.router import Router
 from rptrain.models.params import CheckpointPart, Param, Unit
@@ -49,11 +50,9 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     router = Router(experts=experts, active=active, scoring=Scoring(over_chosen=True), bias=True)
     mixture = MoE.of(shape.hidden, shape.intermediate, router, bias=True, clamp=Clamp(alpha, limit))
     form = {"qkv_bias": True, "o_bias": True, "sinks": True}
-    layers = [
-        decoder.block(shape, index, decoder.attention(shape, **form, window=window), mixture)
-        for index, window in enumerate(windows)
-    ]
-    units = [_unit(shape, index, experts) for index in range(shape.layers)]
+    mixers = [decoder.attention(shape, **form, window=window) for window in windows]
+    layers = [decoder.block(shape, index, mixer, mixture) for index, mixer in enumerate(mixers)]
+    units = [_unit(shape, index, mixer, experts) for index, mixer in enumerate(mixers)]
     return decoder.model(ARCHITECTURE, config, shape, units, layers)
 
 
@@ -64,7 +63,7 @@ def _windows(config: Mapping[str, Any], found: list[str]) -> list[int | None]:
     return read_windows(config, window, [index % 2 == 0 for index in range(layers)], found)
 
 
-def _unit(sizes: Sizes, index: int, experts: int) -> Unit:
+def _unit(sizes: Sizes, index: int, attention: Attention, experts: int) -> Unit:
     """The experts' tensors as they are stored: gate_up [E, D, 2I], down [E, I, D], and their biases."""
     at = f"model.layers.{index}"
     router, stored = f"{at}.mlp.router", f"{at}.mlp.experts"
@@ -76,7 +75,7 @@ def _unit(sizes: Sizes, index: int, experts: int) -> Unit:
         return Param(name, shape, (CheckpointPart(key, shape[0], mxfp4=matrices),), matrices, std)
 
     params = (
-        *decoder.attention_params(sizes, at, qkv_bias=True, o_bias=True),
+        *decoder.attention_params(sizes, at, attention),
         whole("sinks", f"{at}.self_attn.sinks", (sizes.heads,), sizes.std),
         decoder.post_norm(sizes, at),
         decoder.matrix("router", hidden, sizes.std, (router, experts)),

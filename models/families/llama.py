@@ -47,24 +47,26 @@ def decoder(
 
     By layer, `windows` has the window, None for full attention, and `rotaries` the place of the rotary positions in
     `shape`, None for none. `fused`: checkpoints have one tensor of queries, keys and values, and one of gate and up.
-    `form`: the norms and biases, see `attention_params`.
+    `form`: `pre_norms` and `post_norms` of blocks (models/layers/norms.py), and norms and biases of attention.
     """
-    options: dict[str, Any] = form
-    units = [dense_unit(shape, index, fused=fused, **options) for index in range(shape.layers)]
-    norms = Norms(shape.eps, options.pop("pre_norms", True), options.pop("post_norms", False))
+    norms = Norms(shape.eps, form.pop("pre_norms", True), form.pop("post_norms", False))
+    options: dict[str, Any] = {**form, "scale": factors.scores}
+    mixers = [
+        attention(shape, **options, window=window, rotary=rotary)
+        for window, rotary in zip(windows or [None] * shape.layers, rotaries or [0] * shape.layers, strict=True)
+    ]
+    units = [dense_unit(shape, index, mixer, norms, fused=fused) for index, mixer in enumerate(mixers)]
     layers = [
         block(
             shape,
             index,
-            attention(shape, **options, window=window, rotary=rotary, scale=factors.scores),
+            mixer,
             MLP.of(shape.hidden, shape.intermediate),
             norms=norms,
             input_scale=1.0 if index else factors.embeddings,
             output_scale=factors.residual,
         )
-        for index, (window, rotary) in enumerate(
-            zip(windows or [None] * shape.layers, rotaries or [0] * shape.layers, strict=True)
-        )
+        for index, mixer in enumerate(mixers)
     ]
     return model(architecture, config, shape, units, layers, logits_scale=factors.logits)
 

@@ -8,6 +8,7 @@ from rptrain.kernels.moe import Scoring
 from rptrain.models.families import decoder
 from rptrain.models.families.config import Sizes, read_experts, read_number, read_shape, with_defaults
 from rptrain.models.families.family import Family
+from rptrain.models.layers.attention import Attention
 from rptrain.models.layers.moe import MoE
 from rptrain.models.layers.router import Router
 from rptrain.models.params import Unit
@@ -24,7 +25,6 @@ ONLY = {  # settings of published files, which transformers does not read, and t
     "use_routing_bias": True,
 }
 KINDS = ("w1", "w3", "w2")  # gate, up and down of an expert
-OPTIONS = {"qk_norm": True, "whole_qk_norm": True}
 
 
 def build(config: Mapping[str, Any]) -> ModelSpec:
@@ -49,14 +49,15 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     shape = read_shape(filled, unsupported=found, partial=True)
 
     router = Router(experts=experts, active=active, scoring=Scoring(over_chosen=True, sigmoid=True))
-    parts = decoder.attention(shape, **OPTIONS), MoE.of(shape.hidden, shape.intermediate, router)
+    attention = decoder.attention(shape, qk_norm=True, whole_qk_norm=True)
+    mixture = MoE.of(shape.hidden, shape.intermediate, router)
     layers = range(shape.layers)
     spec = decoder.model(
         ARCHITECTURE,
         config,
         shape,
-        [_unit(shape, index, experts) for index in layers],
-        [decoder.block(shape, index, *parts) for index in layers],
+        [_unit(shape, index, attention, experts) for index in layers],
+        [decoder.block(shape, index, attention, mixture) for index in layers],
         frozen={
             index: decoder.correction_unit(index, f"{_mixture(index)}.e_score_correction_bias", experts)
             for index in layers
@@ -70,10 +71,10 @@ def _mixture(index: int) -> str:
     return f"model.layers.{index}.block_sparse_moe"
 
 
-def _unit(sizes: Sizes, index: int, experts: int) -> Unit:
+def _unit(sizes: Sizes, index: int, attention: Attention, experts: int) -> Unit:
     at = f"model.layers.{index}"
     params = (
-        *decoder.attention_params(sizes, at, **OPTIONS),
+        *decoder.attention_params(sizes, at, attention),
         decoder.post_norm(sizes, at),
         decoder.matrix("router", sizes.hidden, sizes.std, (f"{_mixture(index)}.gate", experts)),
         *decoder.expert_matrices(sizes, at, sizes.intermediate, experts, "block_sparse_moe.experts", KINDS),

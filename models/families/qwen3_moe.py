@@ -7,6 +7,7 @@ from rptrain.kernels.moe import Scoring
 from rptrain.models.families import decoder
 from rptrain.models.families.config import Sizes, read_experts, read_flag, read_number, read_shape, with_defaults
 from rptrain.models.families.family import Family
+from rptrain.models.layers.attention import Attention
 from rptrain.models.layers.mlp import MLP
 from rptrain.models.layers.moe import MoE
 from rptrain.models.layers.router import Router
@@ -43,18 +44,18 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     units, blocks = [], []
     for index in range(shape.layers):
         if index in dense or (index + 1) % step:
-            units.append(decoder.dense_unit(shape, index, qk_norm=True))
+            units.append(decoder.dense_unit(shape, index, attention))
             blocks.append(decoder.block(shape, index, attention, mlp))
             continue
-        units.append(_unit(shape, index, intermediate, experts))
+        units.append(_unit(shape, index, attention, mixture))
         blocks.append(decoder.block(shape, index, attention, mixture))
     return decoder.model(ARCHITECTURE, config, shape, units, blocks)
 
 
-def _unit(sizes: Sizes, index: int, intermediate: int, experts: int) -> Unit:
-    at = f"model.layers.{index}"
+def _unit(sizes: Sizes, index: int, attention: Attention, mixture: MoE) -> Unit:
+    at, experts, intermediate = f"model.layers.{index}", mixture.router.experts, mixture.down.inputs
     params = (
-        *decoder.attention_params(sizes, at, qk_norm=True),
+        *decoder.attention_params(sizes, at, attention),
         decoder.post_norm(sizes, at),
         decoder.matrix("router", sizes.hidden, sizes.std, (f"{at}.mlp.gate", experts)),
         *decoder.expert_matrices(sizes, at, intermediate, experts),
