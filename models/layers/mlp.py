@@ -121,10 +121,10 @@ class MLP:
         return tokens * itemsize * 2 * self.intermediate
 
     def workspace(self, itemsize: int) -> tuple[int, int]:
-        # the activation, gradients on both sides of the norm; SwiGLU with the activation again, products, a norm
+        # the activation and the gradient of the input, then those of both sides of the norm; SwiGLU, products, a norm
         hidden, wide = self.gate_up.inputs, max(itemsize, 4)
         inside = max(3 * wide * self.intermediate + itemsize * self.intermediate, 5 * wide * hidden)
-        return itemsize * (2 * hidden + self.intermediate), inside
+        return itemsize * (hidden + max(self.intermediate, hidden)), inside
 
     def sized(self, mixer: Sizes) -> Sizes:
         return replace(mixer, intermediate=self.intermediate)
