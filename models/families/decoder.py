@@ -33,7 +33,7 @@ def norm(name: str, module: str, size: int) -> Param:
 
 
 @dataclass(frozen=True)
-class Form:
+class AttentionForm:
     """The norms and biases of an attention."""
 
     pre_norms: bool = True
@@ -47,9 +47,9 @@ class Form:
 def attention_params(sizes: Sizes, at: str, *, fused: bool = False, **form: bool) -> list[Param]:
     """The parameters of the attention and its norms, in the block with prefix `at` in checkpoints.
 
-    `fused`: checkpoints have one tensor of queries, keys and values. `form`: fields of Form.
+    `fused`: checkpoints have one tensor of queries, keys and values. `form`: fields of AttentionForm.
     """
-    has = Form(**form)
+    has = AttentionForm(**form)
     attention = f"{at}.self_attn"
     heads, kv_heads = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
     qkv = (
