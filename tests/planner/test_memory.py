@@ -199,7 +199,7 @@ for held in narrow.units:
 
 def quantize():
     own = without_adapters(narrow.spec)
-    pretrained.load(pretrained.check(folder / "other", own), own, narrow.held)
+    pretrained.load(pretrained.check(folder / "other", own), own, narrow.stored_view)
 
 found = {name: growth(lambda: load(name)) for name in ("same", "other")} | {"nf4": growth(quantize)}
 print(json.dumps(found | {"state": growth(lambda: load_state(state, store.units))}))

@@ -21,8 +21,8 @@ class UnitState:
 
     A frozen unit has only parameters, in one generation, and no `grads`. There is a gradient for each group of replicas
     that computes one; `grad`, the first, becomes their sum. The parameters of a quantized unit are bytes, as
-    `unit.held` describes; `views` has the parameters that are not in `quantized`. A `file_backed` unit stays in its
-    files, and its `params` is empty.
+    `unit.stored_views` describes; `views` has the parameters that are not in `quantized`. A `file_backed` unit stays in
+    its files, and its `params` is empty.
 
     There are two generations in async (one is read by the devices while the optimizer writes the other) and one in
     sync. `current` is the index of W_T, `before` the index of W_{T-1}; they are equal after a skipped step. Generations
