@@ -58,7 +58,7 @@ def held(store: ModelStore) -> Weights:
 def loaded(directory: Path, coefficient: float) -> ModelStore:
     spec = balanced(registry.build(registry.model_config(directory)), coefficient)
     store = ModelStore(spec, StepLayout(1, TOKENS, 1, 1, torch.float64, asynchronous=False))
-    pretrained.load(pretrained.check(directory, spec), spec, store.held)
+    pretrained.load(pretrained.check(directory, spec), spec, store.stored_view)
     store.loaded()
     return store
 

@@ -9,8 +9,8 @@
 - cudnn: very fast on recent cards if all documents have the same length. Up to torch 2.13, torch does not pass on
   cuDNN's deterministic option, so its backward is not used while determinism is required.
 - hybrid: cuDNN's forward, which is deterministic, with the backward of triton; training uses it instead of triton for
-  documents of equal length on cards with asynchronous matrix units, where cuDNN is much
-  faster (9.0, 10.0).
+  documents of equal length on cards with asynchronous matrix units (9.0, 10.0), where cuDNN is much
+  faster.
 
 For q, k and v as ScaledHeads triton takes the place of flash, cudnn and hybrid, and sums its products in float16
 ([decision 22](../docs/decisions/0022-half-precision-sums.md)).

@@ -47,7 +47,7 @@ def loss_workspace_bytes(tokens: int, vocab: int, itemsize: int, *, fused: bool 
 def linear_cross_entropy(h_TD: Tensor, w_VD: Tensor, labels_T: Tensor, *, half_sums: bool = False) -> Tensor:
     """The sum over labels other than -100 of the cross-entropy: a scalar in the wide type."""
     statistics = _statistics(h_TD)
-    for _ in _chunks(h_TD, w_VD, labels_T, None, statistics, _in_half(h_TD, w_VD, half_sums)):
+    for _ in _chunks(h_TD, w_VD, labels_T, None, statistics, _takes_half_sums(h_TD, w_VD, half_sums)):
         pass
     return _total(statistics)
 
@@ -64,30 +64,30 @@ def linear_cross_entropy_backward(
     """The unscaled loss sum, and the gradient [T, D] of `scale` times it; adds the weight's to its own, if any."""
     statistics = _statistics(h_TD)
     dh_TD = torch.empty_like(h_TD)
-    in_half = _in_half(h_TD, w_VD, half_sums)
-    for span, dlogits in _chunks(h_TD, w_VD, labels_T, scale, statistics, in_half):
-        _product(dlogits, w_VD.t(), dh_TD[span], in_half)
-        if not in_half:
+    half_sums = _takes_half_sums(h_TD, w_VD, half_sums)
+    for span, dlogits in _chunks(h_TD, w_VD, labels_T, scale, statistics, half_sums):
+        _product(dlogits, w_VD.t(), dh_TD[span], half_sums)
+        if not half_sums:
             accumulate_weight_grad(grad_w_VD, dlogits, h_TD[span])
         elif grad_w_VD is not None:
             half.product(grad_w_VD, dlogits.t(), h_TD[span].t(), add=True)
     return _total(statistics), dh_TD
 
 
-def _in_half(h_TD: Tensor, w_VD: Tensor, half_sums: bool) -> bool:
+def _takes_half_sums(h_TD: Tensor, w_VD: Tensor, half_sums: bool) -> bool:
     return half_sums and fused(h_TD, w_VD) and half.takes(h_TD)
 
 
-def _product(a: Tensor, b: Tensor, out: Tensor, in_half: bool) -> None:
+def _product(a: Tensor, b: Tensor, out: Tensor, half_sums: bool) -> None:
     """out = A B^T."""
-    if in_half:
+    if half_sums:
         half.product(out, a, b)
     else:
         torch.mm(a, b.t(), out=out)
 
 
 def _chunks(
-    h_TD: Tensor, w_VD: Tensor, labels_T: Tensor, scale: float | None, statistics: Tensor, in_half: bool
+    h_TD: Tensor, w_VD: Tensor, labels_T: Tensor, scale: float | None, statistics: Tensor, half_sums: bool
 ) -> Iterator[tuple[slice, Tensor]]:
     """Spans of tokens and, given `scale`, the gradient of their logits in a buffer that the next chunk uses again."""
     tokens, vocab = h_TD.shape[0], w_VD.shape[0]
@@ -97,7 +97,7 @@ def _chunks(
     for begin in range(0, tokens, chunk):
         span = slice(begin, min(begin + chunk, tokens))
         logits_TW = buffer_TW[: span.stop - begin]
-        _product(h_TD[span], w_VD, logits_TW[:, :vocab], in_half)
+        _product(h_TD[span], w_VD, logits_TW[:, :vocab], half_sums)
         cross_entropy(logits_TW, vocab, labels_T[span], scale, *statistics[:, span])
         if not logits_TW.is_cuda:
             logits_TW[:, vocab:] = 0  # oneDNN's products with AMX read these columns, and NaN times 0 is NaN

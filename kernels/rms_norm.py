@@ -35,13 +35,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return y, rstd
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """x + residual [..., D], its norm, and 1 / rms [...] of the sum."""
-    if not fused(x):
-        return reference.add_rms_norm(x, residual, weight, eps)
-    return rms_norm_triton(x, residual, weight, eps)
-
-
 def rms_norm_operand(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: Form
 ) -> tuple[Tensor, Operand, Tensor]:

@@ -100,9 +100,9 @@ class Param:
         """Whether layers multiply with its codes as the host holds them."""
         return self.in_fp8 and self.format is not None and self.format.name == FP8_NAME
 
-    def fp8_of(self, held: Quantized) -> fp8.FP8Weight:
-        """The held codes and scales as layers read them, without transposed codes."""
-        codes, scales = held.codes.view(fp8.FP8).view(self.matrices), held.scales.view(self.matrices[:-1])
+    def fp8_of(self, stored: Quantized) -> fp8.FP8Weight:
+        """The codes and scales as layers read them, without transposed codes."""
+        codes, scales = stored.codes.view(fp8.FP8).view(self.matrices), stored.scales.view(self.matrices[:-1])
         return fp8.FP8Weight(fp8.Rows(codes, scales), None, self.by_input)
 
     def columns_view(self, buffer: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ class Unit:
         """Bytes of the flat buffer; parameters in the model's type have `itemsize` bytes per element."""
         return sum(param.nbytes(itemsize) for param in self.params)
 
-    def held(self, flat: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Quantized]]:
+    def stored_views(self, flat: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Quantized]]:
         """The parameters as views of the flat buffer's bytes: in `dtype` or a type of their own, and quantized ones."""
         plain, quantized, at = dict[str, Tensor](), dict[str, Quantized](), 0
         for param in self.params:
@@ -271,7 +271,7 @@ class Unit:
         return plain, quantized
 
     def dequantize(self, quantized: Mapping[str, Quantized], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Those of `held` that are quantized, dequantized."""
+        """Those of `stored_views` that are quantized, dequantized."""
         flats = _places(self.quantized, torch.empty(self.dequantized_numel, dtype=dtype))
         return {p.name: p.dequantized_view(quantized[p.name].dequantize(flats[p.name])) for p in self.quantized}
 

@@ -46,12 +46,6 @@ def rms_norm_backward(
     return (dx if dresidual is None else dx + dresidual).to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """x + residual, and `rms_norm` of it."""
-    total = x + residual
-    return total, *rms_norm(total, weight, eps)
-
-
 def rope(q_THC: Tensor, k_TKC: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
     """Rotates (x[i], x[i + R/2]) of the first R columns by the angle of the tables [T, R/2]."""
     if rotation is None:

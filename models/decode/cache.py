@@ -23,7 +23,7 @@ class Cache:
     """The state of every block's mixer, and the tokens of each sequence.
 
     `place` names the tokens to compute, a forward pass gives `states` and `current` to every block, and `hold` ends
-    it. Whatever happens between them, the cache stays valid: its states have the tokens of `held`, and mixers whose
+    it. Whatever happens between them, the cache stays valid: its states are those of `tokens`, and mixers whose
     states cannot be cut back to these start again.
     """
 
@@ -31,7 +31,7 @@ class Cache:
         self, spec: ModelSpec, sequences: int, dtype: torch.dtype, device: torch.device, limit: int | None = None
     ) -> None:
         """`limit`: tokens that no sequence exceeds, if that is known."""
-        self.held: list[list[int]] = [[] for _ in range(sequences)]
+        self.tokens: list[list[int]] = [[] for _ in range(sequences)]
         self.limit = limit
         self.states: list[State] = [block.mixer.new_state(sequences, dtype, device) for block in blocks(spec)]
         self._new: list[list[int]] = []
@@ -43,29 +43,29 @@ class Cache:
         return sum(state.nbytes for state in self.states)
 
     def keep(self, sequence: int, tokens: Sequence[int]) -> int:
-        """Forgets the held tokens of a sequence after the longest prefix that they share with `tokens`.
+        """Forgets the tokens of a sequence after the longest prefix that they share with `tokens`.
 
         Returns the number of tokens that stay, to which every state can be cut back. The last one of `tokens` is never
-        held: its output is needed.
+        kept: its output is needed.
         """
-        held = self.held[sequence]
+        known = self.tokens[sequence]
         same = 0
-        for old, new in zip(held, tokens[:-1], strict=False):
+        for old, new in zip(known, tokens[:-1], strict=False):
             if old != new:
                 break
             same += 1
         while (kept := min(state.keep(sequence, same) for state in self.states)) < same:
             same = kept
-        del held[same:]
+        del known[same:]
         return same
 
     def place(self, new: Sequence[Sequence[int]]) -> Tensor:
-        """Makes tokens that follow the held ones of each sequence the current ones; returns them flattened [T].
+        """Makes tokens that follow those of each sequence the current ones; returns them flattened [T].
 
-        They are whole prompts if nothing is held, or one token of each sequence; of a single sequence, any number.
+        They are whole prompts if nothing precedes them, or one token of each sequence; of a single one, any number.
         """
         self._new = [[*tokens] for tokens in new]
-        starts, counts = [len(held) for held in self.held], [len(tokens) for tokens in self._new]
+        starts, counts = [len(known) for known in self.tokens], [len(tokens) for tokens in self._new]
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
         fresh, single = not any(starts), all(count == 1 for count in counts)
         assert fresh or single or len(new) == 1
@@ -97,8 +97,8 @@ class Cache:
 
     def hold(self) -> None:
         """The forward pass over the current tokens is complete."""
-        for held, new in zip(self.held, self._new, strict=True):
-            held += new
+        for known, new in zip(self.tokens, self._new, strict=True):
+            known += new
 
     def _tensor(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)

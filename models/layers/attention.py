@@ -162,7 +162,7 @@ class Attention:
         heads, kv_heads = self._widths
         attention = 4.0 * tokens * self.attended(length) * heads
         edges = 4.0 * tokens * EDGE * heads
-        half_attention = attention if self._in_half(itemsize) else 0.0
+        half_attention = attention if self._has_half_sums(itemsize) else 0.0
         rotation = 0 if self.rotary is None and not self.qk_norm else 2 * (heads + kv_heads)
         # q and k before their norms; the values' gradient, copied
         rotation_back = rotation + self.qk_norm * (heads + kv_heads) + 2 * kv_heads
@@ -193,14 +193,14 @@ class Attention:
             elements += heads + kv_heads
             statistics += 2 if self.whole_qk_norm else self.heads + self.kv_heads
         codes = heads + 4 if self.o.reads_codes else 0
-        scales = SCALE_BYTES * (self.heads + 2 * self.kv_heads) if self._in_half(itemsize) else 0
+        scales = SCALE_BYTES * (self.heads + 2 * self.kv_heads) if self._has_half_sums(itemsize) else 0
         return tokens * (elements * itemsize + statistics * max(itemsize, 4) + codes + scales)
 
     def workspace(self, itemsize: int, *, fused: bool) -> tuple[int, int]:
         hidden, (heads, kv_heads) = self.qkv.inputs, self._widths
         if fused:  # the gradients of the block's output and, behind the MLP, of its middle; attention's sums of rows
             inside = itemsize * (2 * heads + 2 * kv_heads)
-            if self._in_half(itemsize):  # a copy of the gradient of attention's output
+            if self._has_half_sums(itemsize):  # a copy of the gradient of attention's output
                 inside += itemsize * heads + SCALE_BYTES * self.heads
             if self.whole_qk_norm:  # the gradient of the normed product
                 inside += itemsize * (heads + kv_heads)
@@ -245,7 +245,7 @@ class Attention:
             found.append(operation("float16 sums", [half.scaled_heads(x) for x in (q, k, v)], None))
         return found
 
-    def _in_half(self, itemsize: int) -> bool:
+    def _has_half_sums(self, itemsize: int) -> bool:
         return self.half_sums and itemsize == 2 and self.head_size <= TERMS
 
     @property

@@ -9,7 +9,7 @@ from rptrain.kernels.attention import attention
 from rptrain.kernels.reference.dense import wide
 from rptrain.models.layers.state import CurrentTokens
 
-QUERIES = 256  # tokens whose scores over held keys are computed at a time
+QUERIES = 256  # tokens whose scores over earlier keys are computed at a time
 LEAST = 64  # tokens by which the buffer grows, or half of its length
 
 

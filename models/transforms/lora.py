@@ -30,7 +30,7 @@ from rptrain.models.transforms.names import (
     saved_modules,
 )
 from rptrain.models.weights.file_backed import FileBackedUnit
-from rptrain.models.weights.pretrained import Held, View
+from rptrain.models.weights.pretrained import StoredView, View
 from rptrain.models.weights.quantized import rows, rows_each
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import in_parallel
@@ -117,7 +117,7 @@ def without_adapters(spec: ModelSpec) -> ModelSpec:
     return replace(spec, units=spec.units[: adapter_units(spec).start], layers=tuple(layers))
 
 
-def set_magnitudes(spec: ModelSpec, held: Held, file_backed: Mapping[int, FileBackedUnit]) -> None:
+def set_magnitudes(spec: ModelSpec, view: StoredView, file_backed: Mapping[int, FileBackedUnit]) -> None:
     """Sets DoRA's magnitudes to the norms of the rows that they scale, as PEFT does. Other weights must be loaded.
 
     Threads dequantize some rows at a time, or read them if the unit is file-backed, within quantized.QUANTIZING.
@@ -126,10 +126,10 @@ def set_magnitudes(spec: ModelSpec, held: Held, file_backed: Mapping[int, FileBa
     def begin(item: tuple[Block, Adapters]) -> None:
         block, adapters = item
         *own, last = block.units
-        params = {name: tensor for name in adapters.params if isinstance(tensor := held(last, name), Tensor)}
+        params = {name: tensor for name in adapters.params if isinstance(tensor := view(last, name), Tensor)}
         magnitudes = params[adapters.magnitude]
         unit = next(unit for unit in own for param in spec.units[unit].params if param.name == adapters.name)
-        weight = None if unit in file_backed else held(unit, adapters.name)
+        weight = None if unit in file_backed else view(unit, adapters.name)
 
         def some(start: int, stop: int) -> Tensor:
             if weight is None:

@@ -29,11 +29,11 @@ def with_base(spec: Shape, base: str) -> Shape:
     inside = {unit for layer in spec.layers for unit in layer.units} & {*spec.frozen}
     matrices = {name for layer in spec.layers for name in layer.matrices}
 
-    def held(param: Param) -> Param:
-        return _held(param, chosen) if param.name in matrices else param
+    def quantized(param: Param) -> Param:
+        return _quantized(param, chosen) if param.name in matrices else param
 
     units = tuple(
-        replace(unit, params=tuple(map(held, unit.params))) if index in inside else unit
+        replace(unit, params=tuple(map(quantized, unit.params))) if index in inside else unit
         for index, unit in enumerate(spec.units)
     )
     if not any(unit.quantized for unit in units):
@@ -47,13 +47,13 @@ def base_of(spec: ModelShape) -> str:
     return next(iter(found - {MXFP4.name}), MXFP4.name if found else "bf16")
 
 
-def _held(param: Param, base: str | None) -> Param:
+def _quantized(param: Param, base: str | None) -> Param:
     if any(part.mxfp4 for part in param.parts):
         base = MXFP4.name
     if base is None:
         return param
     fmt = format_of(base, param.matrices[-1])
-    held = replace(param, format=fmt)
-    inputs = param.shape[1] if held.transposed else param.shape[-1]
+    made = replace(param, format=fmt)
+    inputs = param.shape[1] if made.transposed else param.shape[-1]
     each = [inputs] if fmt is MXFP4 else [part.rows * prod(param.shape[1:]) for part in param.parts]
-    return param if any(numel % fmt.block for numel in each) else held
+    return param if any(numel % fmt.block for numel in each) else made

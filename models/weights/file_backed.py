@@ -104,8 +104,8 @@ def _pieces(files: WeightFiles, unit: Unit, dtype: torch.dtype, problems: list[s
 def _in_4_bits(files: WeightFiles, param: Param, key: str, start: int, first: int, numel: int) -> Iterator[FileRange]:
     assert param.format is not None
     buffer = torch.empty(param.format.nbytes(param.numel), dtype=torch.uint8, device="meta")
-    held = Quantized.of(buffer, param.numel, param.format).part(first, first + numel)
-    places = (int(held.codes.storage_offset()), int(held.scales.storage_offset()))  # in bytes, as both are
+    part = Quantized.of(buffer, param.numel, param.format).part(first, first + numel)
+    places = (int(part.codes.storage_offset()), int(part.scales.storage_offset()))  # in bytes, as both are
     for name, stored, at, checked in zip(
         mxfp4.names(key), mxfp4.of(key, files.tensors), places, (False, True), strict=True
     ):
@@ -152,12 +152,12 @@ class FileBackedUnit:
         for path in used:
             self._files[path].check(self._stamps[path])
 
-    def held(self, name: str) -> Tensor | Quantized:
+    def stored(self, name: str) -> Tensor | Quantized:
         """A copy of a parameter in its stored form."""
         start, param = self._place(name)
         flat = torch.empty(param.nbytes(self._dtype.itemsize), dtype=torch.uint8)
         self.read(start, as_bytes(flat))
-        plain, quantized = replace(self.unit, params=(param,)).held(flat, self._dtype)
+        plain, quantized = replace(self.unit, params=(param,)).stored_views(flat, self._dtype)
         return {**plain, **quantized}[name]
 
     def rows(self, name: str, first: int, stop: int) -> Tensor:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 Entry = tuple[tuple[int, ...], torch.dtype]  # the shape and type of a tensor in a checkpoint
 View = Callable[[int, str], Tensor]  # a parameter on the host by unit index and name, to read or to fill
-Held = Callable[[int, str], Tensor | Quantized]  # the same in its stored form
+StoredView = Callable[[int, str], Tensor | Quantized]  # the same in its stored form
 
 SINGLE = "model.safetensors"
 SHARDS = "model-*-of-*.safetensors"
@@ -86,7 +86,7 @@ class _Place:
     def of(self, view: View) -> Tensor:
         return view(self.unit, self.param.name)[self.start : self.start + self.part.rows]
 
-    def held(self, view: Held) -> Tensor | Quantized:
+    def target(self, view: StoredView) -> Tensor | Quantized:
         whole, stop = view(self.unit, self.param.name), self.start + self.part.rows
         if not isinstance(whole, Quantized):
             return whole[self.start : stop]
@@ -184,7 +184,7 @@ def check(directory: str | Path, spec: ModelSpec) -> WeightFiles:
 def load(
     files: WeightFiles,
     spec: ModelSpec,
-    view: Held,
+    view: StoredView,
     units: Collection[int] | None = None,
     digests: TensorDigests | None = None,
 ) -> None:
@@ -198,7 +198,7 @@ def load(
     dequantized: list[tuple[Stored, Stored, Tensor]] = []
     narrowed: list[tuple[Stored, Quantized, bool]] = []
     for name, place in places.items():
-        target = place.held(view)
+        target = place.target(view)
         packed = None if name in stored else mxfp4.of(name, stored)
         if isinstance(target, Quantized):
             if packed:
@@ -213,7 +213,7 @@ def load(
     in_parallel(_work, _dequantizing(dequantized, digests))
     in_parallel(_work, _quantizing(narrowed, digests))
     if name := not_finite(spec, view, units):
-        target = places[name].held(view)
+        target = places[name].target(view)
         dtype = target.format.name if isinstance(target, Quantized) else str(target.dtype).removeprefix("torch.")
         raise UserError(
             f"{files.directory}: {name} holds values that are infinite or not numbers in {dtype}: fetch the weights "
@@ -244,26 +244,26 @@ def _work(work: Callable[[], None]) -> None:
     work()
 
 
-def not_finite(spec: ModelSpec, view: Held, units: Collection[int] | None = None) -> str | None:
+def not_finite(spec: ModelSpec, view: StoredView, units: Collection[int] | None = None) -> str | None:
     """The first tensor of all or some units with a NaN or infinite value; None if there is none.
 
     Uses all cores and reads each weight once; of a quantized tensor, only its scales, or its codes in FP8.
     """
     found = set()
 
-    def look(item: tuple[str, Tensor]) -> None:
+    def examine(item: tuple[str, Tensor]) -> None:
         name, piece = item
         if not finite(piece):
             found.add(name)
 
     places = _places(spec, units)
-    held = ((name, place.held(view)) for name, place in places.items())
-    whole = ((name, target.checked if isinstance(target, Quantized) else target.view(-1)) for name, target in held)
-    in_parallel(look, ((name, piece) for name, tensor in whole for piece in tensor.split(CHECKED)))
+    targets = ((name, place.target(view)) for name, place in places.items())
+    whole = ((name, target.checked if isinstance(target, Quantized) else target.view(-1)) for name, target in targets)
+    in_parallel(examine, ((name, piece) for name, tensor in whole for piece in tensor.split(CHECKED)))
     return next((name for name in places if name in found), None)
 
 
-def initialize(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | None = None) -> None:
+def initialize(spec: ModelSpec, view: StoredView, seed: int, units: Collection[int] | None = None) -> None:
     """Initializes the weights of all or some units: normal, uniform, zeros or ones.
 
     A tensor's values depend only on the seed and its name.
@@ -272,7 +272,7 @@ def initialize(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | 
 
     def draw(item: tuple[str, _Place]) -> None:
         name, place = item
-        target = place.held(view)
+        target = place.target(view)
         if place.param.std is None:
             assert isinstance(target, Tensor)
             target.fill_(1)
@@ -283,8 +283,8 @@ def initialize(spec: ModelSpec, view: Held, seed: int, units: Collection[int] | 
             unit = lcm(DRAWN_UNIT, target.format.block)
             count = DRAWN // unit * unit
             for begin in range(0, target.numel, count):
-                held = target.part(begin, min(begin + count, target.numel))
-                held.write(_drawn(own.numbers[: held.numel], place.param, generator))
+                part = target.part(begin, min(begin + count, target.numel))
+                part.write(_drawn(own.numbers[: part.numel], place.param, generator))
             return
         for piece in target.view(-1).split(DRAWN):
             piece.copy_(_drawn(own.numbers[: len(piece)], place.param, generator))

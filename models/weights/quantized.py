@@ -17,14 +17,14 @@ CHUNK_NUMEL = 1 << 18  # elements of rows that a thread dequantizes at a time
 QUANTIZING = 6 * READ  # upper bound of a thread's temporary memory: data, its transpose, and PyTorch's chunks
 
 
-def readable(spec: ModelShape, held: Callable[[int, str], Tensor | Quantized]) -> Callable[[int, str], Tensor]:
-    """The parameters as they are held; quantized ones as dequantized copies in the dtype of the others."""
+def readable(spec: ModelShape, stored: Callable[[int, str], Tensor | Quantized]) -> Callable[[int, str], Tensor]:
+    """The parameters as they are stored; quantized ones as dequantized copies in the dtype of the others."""
 
     def view(index: int, name: str) -> Tensor:
-        found = held(index, name)
+        found = stored(index, name)
         if not isinstance(found, Quantized):
             return found
-        embed = held(0, spec.units[0].params[0].name)
+        embed = stored(0, spec.units[0].params[0].name)
         assert isinstance(embed, Tensor)
         param = next(param for param in spec.units[index].quantized if param.name == name)
         return param.dequantized_view(found.dequantize(torch.empty(param.numel, dtype=embed.dtype)))
@@ -66,9 +66,9 @@ def pieces(stored: Stored, target: Quantized, turned: bool) -> Iterator[Quantize
     most = fmt.whole(READ // size)
     if not turned:
         for begin in range(0, target.numel, most):
-            held = target.part(begin, min(begin + most, target.numel))
-            part = replace(stored, offset=stored.offset + begin * size, shape=(1, held.numel))
-            yield QuantizedRows(part, held.codes[None], held.scales[None], fmt, False)
+            block = target.part(begin, min(begin + most, target.numel))
+            part = replace(stored, offset=stored.offset + begin * size, shape=(1, block.numel))
+            yield QuantizedRows(part, block.codes[None], block.scales[None], fmt, False)
         return
     experts, inner, outer = stored.shape
     codes, scales = (x.view(experts, outer, -1) for x in (target.codes, target.scales))
@@ -92,10 +92,10 @@ def load(piece: QuantizedRows) -> None:
         quantize_into(values, piece.codes[0], piece.scales[0], piece.format)
         return
     fmt, rows = piece.format, values.T.contiguous()
-    held = Quantized.of(torch.empty(fmt.nbytes(rows.numel()), dtype=torch.uint8), rows.numel(), fmt)
-    held.write(rows)
-    piece.codes.copy_(held.codes.view(piece.codes.shape))
-    piece.scales.copy_(held.scales.view(piece.scales.shape))
+    whole = Quantized.of(torch.empty(fmt.nbytes(rows.numel()), dtype=torch.uint8), rows.numel(), fmt)
+    whole.write(rows)
+    piece.codes.copy_(whole.codes.view(piece.codes.shape))
+    piece.scales.copy_(whole.scales.view(piece.scales.shape))
 
 
 def loading_bytes(spec: ModelShape) -> int:

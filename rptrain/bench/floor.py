@@ -167,8 +167,8 @@ def _head_products(spec: ModelSpec, tokens: int, dtype: torch.dtype, device: tor
     for unit in (spec.units[index] for index in spec.head.units):
         for param in (param for param in unit.params if len(param.shape) == 2):
             w, x, y = _operands(param, tokens, dtype, device)
-            in_half = spec.head.half_sums and fused(x) and half.takes(x)
-            yield _named(param, (_product_half if in_half else _product)(w, x, y, unit.trainable))
+            half_sums = spec.head.half_sums and fused(x) and half.takes(x)
+            yield _named(param, (_product_half if half_sums else _product)(w, x, y, unit.trainable))
 
 
 def _operands(param: Param, tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,7 +196,7 @@ def _product(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work
 
 
 def _product_half(w: Tensor, x: Tensor, y: Tensor, trained: bool) -> tuple[clock.Work, clock.Work]:
-    """Products summed in float16."""
+    """Products with half sums."""
     dw, dx = torch.empty_like(w), torch.empty_like(x)
 
     def backward() -> None:

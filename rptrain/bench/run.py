@@ -106,8 +106,8 @@ def bench(
 
 def _initialize(job: Job, store: ModelStore) -> None:
     """Fills the store with random weights."""
-    pretrained.initialize(job.spec, store.held, job.config.train.seed)
-    set_magnitudes(job.spec, store.held, {})
+    pretrained.initialize(job.spec, store.stored_view, job.config.train.seed)
+    set_magnitudes(job.spec, store.stored_view, {})
     store.loaded()
 
 

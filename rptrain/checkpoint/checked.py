@@ -19,7 +19,7 @@ from rptrain.checkpoint.unchanged import check_state, check_unchanged
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.digests import TensorDigests
-from rptrain.models.weights.pretrained import Held, WeightFiles
+from rptrain.models.weights.pretrained import StoredView, WeightFiles
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState
 from rptrain.utils.files import read_small_text
@@ -124,7 +124,7 @@ def check_carried(directory: Path, found: Mapping[str, str]) -> None:
 def load(
     files: WeightFiles,
     spec: ModelSpec,
-    view: Held,
+    view: StoredView,
     known: Iterable[Recorded],
     units: Collection[int] | None = None,
 ) -> None:

@@ -122,7 +122,7 @@ def reader(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype) -> Call
     def read(index: int) -> dict[str, Tensor]:
         unit = spec.units[index]
         flat = torch.zeros(unit.nbytes(dtype.itemsize), dtype=torch.uint8)
-        plain, quantized = unit.held(flat, dtype)
+        plain, quantized = unit.stored_views(flat, dtype)
         fill(spec, lambda _, name: {**plain, **quantized}[name], files, seed, [index], {})
         check(meta, hashes([(unit, flat)]))
         return plain | unit.dequantize(quantized, dtype)
@@ -149,11 +149,11 @@ def load(meta: Mapping[str, Any], spec: ModelSpec, dtype: torch.dtype, flats: Se
     check(meta, hashes([(unit, flats[index]) for index, unit in zip(spec.frozen, units, strict=True)]))
 
 
-def tensors_in(spec: ModelSpec, flats: Sequence[Tensor], dtype: torch.dtype) -> pretrained.Held:
+def tensors_in(spec: ModelSpec, flats: Sequence[Tensor], dtype: torch.dtype) -> pretrained.StoredView:
     """The parameters as they are stored in the bytes of each unit."""
     tensors: list[dict[str, Tensor | Quantized]] = []
     for unit, flat in zip(spec.units, flats, strict=True):
-        plain, quantized = unit.held(flat, dtype)
+        plain, quantized = unit.stored_views(flat, dtype)
         tensors.append({**plain, **quantized})
     return lambda index, name: tensors[index][name]
 
@@ -187,7 +187,7 @@ def carried(meta: Mapping[str, Any], spec: ModelSpec) -> Carried:
 
 def fill(
     spec: ModelSpec,
-    view: pretrained.Held,
+    view: pretrained.StoredView,
     files: pretrained.WeightFiles | None,
     seed: int,
     units: Sequence[int],

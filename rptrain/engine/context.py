@@ -35,7 +35,7 @@ class Context:
     buffers: BoundaryBuffers
     probe: Probe | None
     recorder: Recorder
-    told: Callable[[BaseException], None] | None = None  # gets the first failure
+    on_failure: Callable[[BaseException], None] | None = None  # gets the first one
     failure: EngineError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -54,8 +54,8 @@ class Context:
                 self.failure = EngineError(text, thread.partition(" ")[0], where)
                 self.failure.__cause__ = error
         self.board.abort()
-        if first and self.told is not None:
-            self.told(error)
+        if first and self.on_failure is not None:
+            self.on_failure(error)
 
     def aborted(self) -> bool:
         return self.board.aborted

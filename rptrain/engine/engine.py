@@ -107,8 +107,8 @@ class Engine:
             recorder = Recorder(
                 plan.devices, trace=self.trace, meter=meter, measured=measured, watched=observers.watched
             )
-            told = None if partners is None else partners.fail
-            self._context = Context(plan, bounds, store, buffers, observers.probe, recorder, told)
+            on_failure = None if partners is None else partners.fail
+            self._context = Context(plan, bounds, store, buffers, observers.probe, recorder, on_failure)
             self._publish_weights()
             adam = CpuAdam(optimizer.betas, optimizer.eps, optimizer.threads)
             stack.callback(adam.close)

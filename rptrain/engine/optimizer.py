@@ -39,7 +39,7 @@ from rptrain.utils.liveness import progressed
 from rptrain.utils.native import ended
 
 PATIENCE = 5.0  # seconds for threads to end after a failure
-LOOK = 0.1  # seconds between two looks for a failure
+POLL = 0.1  # seconds after which a failure is noticed
 
 
 @dataclass(frozen=True)
@@ -283,5 +283,5 @@ def join_all(threads: Sequence[threading.Thread], aborted: Callable[[], bool]) -
         if deadline is not None and time.monotonic() > deadline:
             return False
         for thread in threads:
-            thread.join(LOOK)
+            thread.join(POLL)
     return True

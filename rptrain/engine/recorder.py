@@ -77,7 +77,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class Observers:
-    """What records a run or looks at it; nothing that is computed depends on it."""
+    """What records or measures a run; nothing that is computed depends on it."""
 
     trace: bool = False  # whether a trace is kept
     meter: Meter | None = None

@@ -188,7 +188,7 @@ def _from_checkpoint(checkpoint: Path) -> Model:
             whole = flats[index].view(dtype) if not unit.mixed else torch.empty(unit.numel, dtype=dtype)
             reader.read(index, whole)
             if unit.mixed:
-                plain, _ = unit.held(flats[index], dtype)
+                plain, _ = unit.stored_views(flats[index], dtype)
                 for name, tensor in unit.views(whole).items():
                     plain[name].copy_(tensor)
 

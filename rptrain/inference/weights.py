@@ -42,7 +42,7 @@ def dense(model: Model, device: torch.device) -> Weights:
     """All weights on a device, dequantized."""
     units = []
     for unit, flat in zip(model.spec.units, _loaded(model), strict=True):
-        plain, quantized = unit.held(flat, model.dtype)
+        plain, quantized = unit.stored_views(flat, model.dtype)
         if quantized:  # their codes are not needed any more, and share the memory of the others
             plain = {name: tensor.clone() for name, tensor in plain.items()} | unit.dequantize(quantized, model.dtype)
         units.append({name: tensor.to(device) for name, tensor in plain.items()})
@@ -55,10 +55,10 @@ class Resident:
     def __init__(self, model: Model, device: torch.device) -> None:
         self._units, self._dtype = model.spec.units, model.dtype
         flats = [flat.to(device) for flat in _loaded(model)]
-        self._held = [unit.held(flat, model.dtype) for unit, flat in zip(self._units, flats, strict=True)]
+        self._stored = [unit.stored_views(flat, model.dtype) for unit, flat in zip(self._units, flats, strict=True)]
 
     def __call__(self, index: int) -> Mapping[str, Tensor]:
-        return _dequantized(self._units[index], self._held[index], self._dtype)
+        return _dequantized(self._units[index], self._stored[index], self._dtype)
 
 
 class Streamed:
@@ -83,10 +83,10 @@ class Streamed:
         model.load(flats)
         self._host = {unit: flat for unit, flat in enumerate(flats) if unit in self._layer_of}
         others = (unit for unit in range(len(flats)) if unit not in self._layer_of)
-        self._resident = {unit: spec.units[unit].held(flats[unit].to(device), self._dtype) for unit in others}
+        self._resident = {unit: spec.units[unit].stored_views(flats[unit].to(device), self._dtype) for unit in others}
         largest = max(sum(self._host[unit].nbytes for unit in layer.units) for layer in spec.layers)
         self._slots = [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(SLOTS)]
-        self._held: list[int | None] = [None] * SLOTS  # the block in each slot
+        self._blocks: list[int | None] = [None] * SLOTS  # the block in each slot
         self._current = 0  # the slot of the block that is read
         self._copying = torch.cuda.Stream(device) if self._on_gpu else None
         if self._copying is not None:
@@ -109,14 +109,14 @@ class Streamed:
         before = self._layers[number].units[: self._layers[number].units.index(index)]
         start = sum(self._host[unit].nbytes for unit in before)
         flat = self._slots[slot][start : start + self._host[index].nbytes]
-        return _dequantized(self._units[index], self._units[index].held(flat, self._dtype), self._dtype)
+        return _dequantized(self._units[index], self._units[index].stored_views(flat, self._dtype), self._dtype)
 
     def _fetch(self, number: int) -> int:
         """The slot of a block. One that is not there is copied over the block that was read before the current one."""
-        if number in self._held:
-            return self._held.index(number)
+        if number in self._blocks:
+            return self._blocks.index(number)
         slot = (self._current + 1) % SLOTS
-        self._held[slot] = number
+        self._blocks[slot] = number
         if self._copying is None:
             self._copy(number, slot)
             return slot
@@ -140,7 +140,7 @@ def _end_copies(stream: torch.cuda.Stream) -> None:
 
 
 def _loaded(model: Model) -> list[Tensor]:
-    """The bytes of each unit in host memory, as `unit.held` describes them."""
+    """The bytes of each unit in host memory, as `unit.stored_views` describes them."""
     sizes = [unit.nbytes(model.dtype.itemsize) for unit in model.spec.units]
     with phase("allocating host memory", sum(sizes)) as allocating:
         flats = []
@@ -151,9 +151,9 @@ def _loaded(model: Model) -> list[Tensor]:
     return flats
 
 
-def _dequantized(unit: Unit, held: UnitTensors, dtype: torch.dtype) -> Mapping[str, Tensor]:
+def _dequantized(unit: Unit, stored: UnitTensors, dtype: torch.dtype) -> Mapping[str, Tensor]:
     """The parameters of a unit."""
-    plain, quantized = held
+    plain, quantized = stored
     if not quantized:
         return plain
     found = dict(plain)

@@ -98,8 +98,8 @@ def layer_work(spec: ModelShape, layer: LayerShape, layout: StepLayout) -> tuple
     if layout.half_sums:  # gradients of weights only on GeForce
         params = (param for unit in units if unit.trainable and not layer.half_sums for param in unit.params)
         gradients = [layer.gradient_work(param, tokens, itemsize) for param in params]
-        ahead = ahead.in_half()
-        back = back.in_half(sum(work.matmul for work in gradients))
+        ahead = ahead.with_half_sums()
+        back = back.with_half_sums(sum(work.matmul for work in gradients))
     trained, wide = sum(unit.numel for unit in units if unit.trainable), layout.wide.itemsize
     return ahead, back + Work(elementwise={"gradient accumulators": 2 * trained * wide})  # bytes read and written
 

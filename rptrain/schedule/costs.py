@@ -56,7 +56,7 @@ class Work:
             grouped_fp8=self.grouped_fp8 - other.grouped_fp8,
         )
 
-    def in_half(self, kept: float = 0.0) -> "Work":
+    def with_half_sums(self, kept: float = 0.0) -> "Work":
         """The work with its dense products, except `kept` operations of them, summed in float16."""
         return replace(self, half=self.matmul - kept)
 

@@ -112,7 +112,7 @@ def load_weights(job: Job, store: ModelStore, *, resumed: bool) -> dict[str, Any
     units = [unit for unit in (job.spec.frozen if resumed else store.in_memory) if unit in store.in_memory]
     known = _recorded(job) if units or store.file_backed else []
     digests = _digests(job, whole=any(each.groups for each in known))
-    frozen.fill(job.spec, store.held, job.files, seed, units, store.file_backed, digests)
+    frozen.fill(job.spec, store.stored_view, job.files, seed, units, store.file_backed, digests)
     states = [store.units[index] for index in job.spec.frozen]
     flats = [(state.unit, state.file_backed or state.params[0]) for state in states]
     base = "bf16" if job.config.adapters is None else job.config.adapters.base

@@ -108,7 +108,7 @@ class Trainer:
             with self._session.doing("loading"):
                 state = load_best(self._run, self._store.units, self._last, self._emit, self._group.main)
         with phase("checking the weights", unit=""):
-            name = pretrained.not_finite(job.spec, self._store.held, self._store.in_memory)
+            name = pretrained.not_finite(job.spec, self._store.stored_view, self._store.in_memory)
         if name:
             raise TrainingError(f"the model has diverged: {name} contains NaN or infinite values. {RESTART_ADVICE}")
         self._ask_questions(state[0])

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 enum { STALLED, INTERRUPTED, ENDS };
-enum { SIGNALS = 3, LOOK = 500, TAIL = 65536 }; /* LOOK: milliseconds between two looks at the clock */
+enum { SIGNALS = 3, PERIOD = 500, TAIL = 65536 }; /* PERIOD: milliseconds between two readings of the clock */
 #define LATE 1000000000 /* nanoseconds by which a look is late if the whole process was stopped: SIGSTOP, a paused host */
 #define SHOW_CURSOR "\x1b[?25h"
 #define TOGETHER 200000000 /* nanoseconds within which signals count once, as in utils/signals.py */
@@ -134,7 +134,7 @@ static void *watch(void *given)
     for (;;) {
         struct pollfd wanted = {pipe, POLLIN, 0};
         unsigned char numbers[64];
-        if (poll(&wanted, 1, LOOK) > 0) {
+        if (poll(&wanted, 1, PERIOD) > 0) {
             ssize_t count = read(pipe, numbers, sizeof numbers);
             if (count == 0 || (count < 0 && errno != EINTR && errno != EAGAIN))
                 return NULL; /* the other end is closed */
@@ -142,8 +142,8 @@ static void *watch(void *given)
                 count_signal(numbers[i]);
         }
         int64_t time = now(CLOCK_MONOTONIC);
-        if (time - looked > LOOK * 1000000LL + LATE)
-            leave_out(time - looked - LOOK * 1000000LL, time);
+        if (time - looked > PERIOD * 1000000LL + LATE)
+            leave_out(time - looked - PERIOD * 1000000LL, time);
         looked = time;
         pthread_mutex_lock(&mutex);
         if (signals >= SIGNALS && ends[INTERRUPTED].message)

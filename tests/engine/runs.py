@@ -56,7 +56,7 @@ def make_store(
             name = unit.name.removesuffix(".trained") + param.name
             generator = torch.Generator().manual_seed(seed + sum(map(ord, name)))
             values = torch.randn(param.shape, generator=generator, dtype=torch.float64) * 0.15
-            held = store.held(index, param.name)
+            held = store.stored_view(index, param.name)
             if isinstance(held, Quantized):
                 held.write(values.mT if param.transposed else values)
             else:

@@ -91,7 +91,7 @@ def test_a_base_held_in_fp8_has_the_bits_of_one_quantized_on_the_device(cfg, lor
     ):
         quantized = [(index, param) for index, unit in enumerate(held.spec.units) for param in unit.quantized]
         for index, param in quantized:
-            held.held(index, param.name).write(store.view(index, param.name))
+            held.stored_view(index, param.name).write(store.view(index, param.name))
         results = [runs.run(None, batches, plan, asynchronous=asynchronous, store=s, rate=1e-2) for s in (store, held)]
     assert results[0][:2] == results[1][:2]
     codes = {part.key for _, param in quantized for part in param.parts}

@@ -34,7 +34,7 @@ def test_the_memory_of_keys_and_values(dtype, spec):
     for _ in stream(spec, params.__getitem__, [[1] * 3, [2] * 7], 6, cache=cache):
         pass
     assert cache.nbytes == cache_bytes(spec, 2, 12, dtype)
-    assert [len(held) for held in cache.held] == [8, 12]
+    assert [len(known) for known in cache.tokens] == [8, 12]
 
 
 def test_prompts_that_do_not_fit(spec, model, monkeypatch):

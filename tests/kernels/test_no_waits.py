@@ -30,6 +30,7 @@ from rptrain.kernels import (
 from rptrain.kernels.attention import attention, attention_backward
 from rptrain.kernels.batch import Rotation
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
+from rptrain.kernels.fp8 import Form
 from rptrain.kernels.reference.dense import Clamp, QKNorm, split_heads
 from rptrain.kernels.target import read
 from tests.kernels.exact import dtypes, random
@@ -55,7 +56,7 @@ def norms(rand: Rand) -> Run:
 
     def run() -> None:
         _, rstd = rms_norm.rms_norm(x, weight, 1e-6)
-        rms_norm.add_rms_norm(x, residual, weight, 1e-6)
+        rms_norm.rms_norm_operand(x, residual, weight, 1e-6, Form.PLAIN)
         rms_norm.rms_norm_backward(dy, x, weight, rstd, total)
         rms_norm.rms_norm_backward(dy, x, weight, rstd, total, residual)
 

@@ -137,8 +137,8 @@ def test_autograd_in_float64() -> None:
 def test_the_reference_adds_the_residual_before_and_its_gradient_after(dtype) -> None:
     x, residual, dy, past = (random((5, 6), dtype, "cpu", seed).requires_grad_() for seed in range(4))
     w = random((6,), dtype, "cpu", 4)
-    total, y, rstd = rms_norm.add_rms_norm(x, residual, w, EPS)
-    grads = torch.autograd.grad((total, y), (x, residual), (past, dy))
+    total, y, rstd = rms_norm.rms_norm_operand(x, residual, w, EPS, Form.PLAIN)
+    grads = torch.autograd.grad((total, y.plain), (x, residual), (past, dy))
     with torch.no_grad():
         ours = rms_norm.rms_norm_backward(dy, total, w, rstd, torch.zeros_like(w), past)
     for theirs in grads:

@@ -45,7 +45,7 @@ def native_step(directory: Path, ids: Tensor, plan: str) -> tuple[dict[str, Tens
     """Weights after a step of the engine, and the gradient norm."""
     spec = registry.build(registry.model_config(directory))
     with ModelStore(spec, layout_of(torch.float32, generations=1)) as store:
-        pretrained.load(pretrained.check(directory, spec), spec, store.held)
+        pretrained.load(pretrained.check(directory, spec), spec, store.stored_view)
         store.loaded()
         options = {"asynchronous": False, "weight_decay": DECAY, "max_grad_norm": 0.5, "eps": EPS}
         _, (norm,), weights, _ = runs.train(store, [batch_of(ids)], plan, rate=RATE, **options)
@@ -76,7 +76,7 @@ def test_a_step_equals_that_of_transformers(variant: str, tmp_path: Path) -> Non
     assert norm == pytest.approx(expected.item(), rel=1e-6)
     spec = registry.build(registry.model_config(tmp_path / "after"))
     with ModelStore(spec, layout_of(torch.float32, generations=1)) as store:
-        pretrained.load(pretrained.check(tmp_path / "after", spec), spec, store.held)
+        pretrained.load(pretrained.check(tmp_path / "after", spec), spec, store.stored_view)
         for name, tensor in runs.checkpoint_tensors(store).items():
             torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-6, msg=name)
 

@@ -168,8 +168,10 @@ import torch
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.memory.store import ModelStore
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
 from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
+from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import pretrained
 
 def growth(load):
@@ -199,7 +201,7 @@ for held in narrow.units:
 
 def quantize():
     own = without_adapters(narrow.spec)
-    pretrained.load(pretrained.check(folder / "other", own), own, narrow.held)
+    pretrained.load(pretrained.check(folder / "other", own), own, narrow.stored_view)
 
 found = {name: growth(lambda: load(name)) for name in ("same", "other")} | {"nf4": growth(quantize)}
 print(json.dumps(found | {"state": growth(lambda: load_state(state, store.units))}))

@@ -114,9 +114,9 @@ def test_given_rates():
 
 def test_work_with_sums_in_float16():
     work = Work(matmul=9.0, grouped=4.0, attention=2.0, attention_backward=5.0, half=1.0)
-    assert work.in_half(3.0) == Work(matmul=9.0, grouped=4.0, attention=2.0, attention_backward=5.0, half=6.0)
-    assert work.in_half(3.0).flops == work.flops == 20
-    assert (work + work.in_half()).half == 10 and work.without(work).flops == 0
+    assert work.with_half_sums(3.0) == Work(matmul=9.0, grouped=4.0, attention=2.0, attention_backward=5.0, half=6.0)
+    assert work.with_half_sums(3.0).flops == work.flops == 20
+    assert (work + work.with_half_sums()).half == 10 and work.without(work).flops == 0
     assert GROUPED < 1
 
 

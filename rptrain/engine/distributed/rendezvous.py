@@ -16,7 +16,7 @@ from rptrain.utils.liveness import progressed
 dist: Any = torch.distributed
 
 CONNECTING = 300.0  # seconds to wait for the other processes at the start; they may load libraries at different speeds
-POLL = 0.05  # seconds between two looks at the store while processes meet
+POLL = 0.05  # seconds between two reads of the store while processes meet
 ANSWER = 5.0  # seconds to wait for the store when an error is reported
 
 

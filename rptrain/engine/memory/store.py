@@ -109,7 +109,7 @@ class ModelStore:
             flat = self._arena.take(
                 unit.nbytes(self.dtype.itemsize), torch.uint8, copied=_copied(self.spec, index, "params")
             )
-            plain, quantized = unit.held(flat, self.dtype)
+            plain, quantized = unit.stored_views(flat, self.dtype)
             return UnitState(unit, [flat], [], {}, None, views=[plain], quantized=quantized)
         buffers: dict[str, list[Tensor]] = {}
         sent = [unit.wire_bytes(self.dtype.itemsize)] * self.layout.generations if unit.wired else []
@@ -131,13 +131,13 @@ class ModelStore:
 
     def view(self, unit: int, name: str) -> Tensor:
         """A parameter of the newest generation, W_T; a copy if it is quantized (dequantized) or file-backed."""
-        return readable(self.spec, self.held)(unit, name)
+        return readable(self.spec, self.stored_view)(unit, name)
 
-    def held(self, unit: int, name: str) -> Tensor | Quantized:
+    def stored_view(self, unit: int, name: str) -> Tensor | Quantized:
         """A parameter of the newest generation in its stored form, to be filled; a copy for a file-backed unit."""
         state = self.units[unit]
         if state.file_backed is not None:
-            return state.file_backed.held(name)
+            return state.file_backed.stored(name)
         return state.quantized[name] if name in state.quantized else state.views[state.newest][name]
 
     def weights(self, unit: int) -> dict[str, Tensor]:
@@ -148,8 +148,8 @@ class ModelStore:
         return state.views[state.newest] | state.unit.dequantize(state.quantized, self.dtype)
 
     def loaded(self) -> None:
-        """Completes the state after weights were written through `held`: the other generation, W_{-1} = W_0, both in
-        the wire format, and separate master weights.
+        """Completes the state after weights were written through `stored_view`: the other generation, W_{-1} = W_0,
+        both in the wire format, and separate master weights.
         """
         doubled = [state for state in self.units if len(state.params) == 2]
         pairs = [(state.params[state.spare], state.params[state.current]) for state in doubled]
@@ -214,5 +214,5 @@ def _own(spec: ModelShape, unit: int, share: Share | None) -> slice:
 
 def frozen_bytes(spec: ModelShape, dtype: torch.dtype, *, file_backed: bool = False) -> int:
     """Bytes of the frozen units, without the file-backed ones if `file_backed`."""
-    held = {*spec.frozen} - ({*file_backed_units(spec)} if file_backed else set())
-    return sum(aligned(spec.units[index].nbytes(dtype.itemsize)) for index in held)
+    units = {*spec.frozen} - ({*file_backed_units(spec)} if file_backed else set())
+    return sum(aligned(spec.units[index].nbytes(dtype.itemsize)) for index in units)

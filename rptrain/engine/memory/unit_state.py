@@ -21,13 +21,13 @@ class UnitState:
 
     A frozen unit has only parameters, in one generation, and no `grads`. There is a gradient for each group of replicas
     that computes one; `grad`, the first, becomes their sum. The parameters of a quantized unit are bytes, as
-    `unit.held` describes; `views` has the parameters that are not in `quantized`. A `file_backed` unit stays in its
-    files, and its `params` is empty.
+    `unit.stored_views` describes; `views` has the parameters that are not in `quantized`. A `file_backed` unit stays in
+    its files, and its `params` is empty.
 
     There are two generations in async (one is read by the devices while the optimizer writes the other) and one in
     sync. `current` is the index of W_T, `before` the index of W_{T-1}; they are equal after a skipped step. Generations
-    are those of `params`, except in a unit that is `wired` (models/spec.py): devices read its `wire`, whose generations
-    they are then, and `params` has W_T alone, updated in place. W_{T-1} is left in the wire format only.
+    are those of `params`, except in a unit that is `wired` (models/params.py): devices read its `wire`, whose
+    generations they are then, and `params` has W_T alone, updated in place. W_{T-1} is left in the wire format only.
 
     A bfloat16 parameter and `remainder` hold a float32 master weight exactly: its bits, plus 0x8000, shifted right by
     16, are the parameter; its low 16 bits are the remainder. A float16 parameter is the rounded copy of a float32

@@ -57,13 +57,13 @@ class Bound:
 
         Runs in the compute stream, after the layer's units have arrived.
         """
-        for held, place in self.quantized:
-            held.dequantize(place)
-        for held, weight in self.in_fp8:
-            if isinstance(held, Quantized):
-                requantize(held, weight, self.dtype)
+        for source, place in self.quantized:
+            source.dequantize(place)
+        for source, weight in self.in_fp8:
+            if isinstance(source, Quantized):
+                requantize(source, weight, self.dtype)
             else:
-                weight.write(held)
+                weight.write(source)
         for weight in self.uploaded:
             weight.write_columns()
 
@@ -92,7 +92,7 @@ class ParamLayout(UnitOffsets):
                     plain, weights = unit.wire_views(self.of(index, slot), self._dtype)
                     quantized = {}
                 else:
-                    plain, quantized = unit.held(self.of(index, slot), self._dtype)
+                    plain, quantized = unit.stored_views(self.of(index, slot), self._dtype)
                     weights = {param.name: param.fp8_of(quantized[param.name]) for param in unit.codes_uploaded}
                 wide = unit.dequantized_bytes(self._dtype.itemsize)
                 columns = unit.columns_views(buffer[wide:], backward=self._stage.backward)
@@ -101,9 +101,9 @@ class ParamLayout(UnitOffsets):
                 places = unit.places(buffer[:wide].view(self._dtype))
                 stored = plain | {param.name: param.dequantized_view(places[param.name]) for param in unit.dequantized}
                 narrow += [(quantized[name], place) for name, place in places.items()]
-                held = plain | quantized
+                sources = plain | quantized
                 fp8_views = unit.fp8_views(buffer[wide:], backward=self._stage.backward)
-                in_fp8 += [(held[name], weight) for name, weight in fp8_views.items()]
+                in_fp8 += [(sources[name], weight) for name, weight in fp8_views.items()]
                 params |= stored | weights | fp8_views
             bound.append(Bound(params, narrow, in_fp8, self._dtype, uploaded))
         return bound

@@ -62,9 +62,9 @@ def mapped_store(folder, cfg, kind, *, dtype=torch.float32, asynchronous=True, w
         ) as store:
             for index in store.in_memory:
                 for param in store.spec.units[index].params:
-                    held = memory.held(index, param.name)
+                    held = memory.stored_view(index, param.name)
                     assert not isinstance(held, Quantized)
-                    store.held(index, param.name).copy_(held)
+                    store.stored_view(index, param.name).copy_(held)
             store.loaded()
             yield store
 

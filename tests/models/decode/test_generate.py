@@ -60,7 +60,7 @@ def test_a_conversation_that_keeps_its_cache_answers_as_one_without(name, fresh,
         answer = [token for (token,) in stream(spec, weights, [prompt], 6, cache=cache)]
         assert [answer] == generate(spec, weights, [prompt], 6), f"turn {number}"
         prompt = prompt + answer if number != 1 else prompt[:5]
-    assert len(cache.held[0]) == len(prompt) - 1
+    assert len(cache.tokens[0]) == len(prompt) - 1
 
 
 def test_a_cache_holds_what_was_computed_and_shares_what_is_equal(fresh) -> None:
@@ -69,9 +69,9 @@ def test_a_cache_holds_what_was_computed_and_shares_what_is_equal(fresh) -> None
     steps = stream(model.spec, model.params.__getitem__, [[1, 2, 3]], 9, cache=cache)
     first, second = next(steps)[0], next(steps)[0]
     steps.close()  # type: ignore[attr-defined]
-    assert cache.held == [[1, 2, 3, first]] and second is not None
+    assert cache.tokens == [[1, 2, 3, first]] and second is not None
     assert cache.nbytes == (3 + LEAST) * (cache_bytes(model.spec, 1, 1, torch.float32))
-    assert cache.keep(0, [1, 2, 4, 5]) == 2 and cache.held == [[1, 2]]
+    assert cache.keep(0, [1, 2, 4, 5]) == 2 and cache.tokens == [[1, 2]]
     assert cache.keep(0, [1, 2]) == 1, "the last token's output is needed"
 
 
@@ -95,7 +95,7 @@ def test_a_sequence_is_cut_back_to_where_every_state_can_be(fresh) -> None:
         cache.place([[1, 2, 3]])
         cache.hold()
         cache.states.append(Recurrent(3))
-        assert cache.keep(0, tokens) == len(cache.held[0]) == stay
+        assert cache.keep(0, tokens) == len(cache.tokens[0]) == stay
 
 
 def test_answers_are_drawn_from_the_most_likely_tokens() -> None:

@@ -66,7 +66,7 @@ def loaded(directory: Path, dtype: torch.dtype, base: str = "bf16") -> dict[str,
     spec = with_base(with_lora(own, LoRA(r=2)), base) if base != "bf16" else own
     flats = [torch.zeros(unit.nbytes(dtype.itemsize), dtype=torch.uint8) for unit in spec.units]
     held = [
-        {name: each for kind in unit.held(flat, dtype) for name, each in kind.items()}
+        {name: each for kind in unit.stored_views(flat, dtype) for name, each in kind.items()}
         for unit, flat in zip(spec.units, flats, strict=True)
     ]
     files = pretrained.check(directory, own)

@@ -35,7 +35,7 @@ def in_memory(directory, spec):
     """A store of the checkpoint, all of it held."""
     store = ModelStore(spec, layout_of(torch.bfloat16, generations=1))
     own = without_adapters(spec)
-    pretrained.load(pretrained.check(directory, own), own, store.held, spec.frozen)
+    pretrained.load(pretrained.check(directory, own), own, store.stored_view, spec.frozen)
     return store
 
 
@@ -58,9 +58,13 @@ def assert_the_same(directory, spec, monkeypatch):
                 unit.read(start, memoryview(buffer))
                 assert buffer == flat[start:stop]
             for param in unit.unit.params:
-                held, expected = unit.held(param.name), store.held(index, param.name)
-                assert isinstance(held, Quantized) == isinstance(expected, Quantized)
-                pairs = zip(held[:2], expected[:2], strict=True) if isinstance(held, Quantized) else [(held, expected)]
+                stored, expected = unit.stored(param.name), store.stored_view(index, param.name)
+                assert isinstance(stored, Quantized) == isinstance(expected, Quantized)
+                pairs = (
+                    zip(stored[:2], expected[:2], strict=True)
+                    if isinstance(stored, Quantized)
+                    else [(stored, expected)]
+                )
                 assert all(torch.equal(a, b) for a, b in pairs)
 
 
@@ -106,7 +110,7 @@ def test_parameters_with_a_type_of_their_own(fresh, tmp_path):
     with opened(tmp_path, spec) as mapped:
         assert [spec.units[index].name for index in mapped.units] == ["norm", "head"], "the others are held in memory"
     store = in_memory(tmp_path, spec)
-    biases = store.held(1, "qkv_bias")
+    biases = store.stored_view(1, "qkv_bias")
     assert biases.dtype == torch.float32 and torch.equal(biases, model.view(1, "qkv_bias"))
     assert store.sizes(store.spec, layout_of(store.dtype, generations=1))["frozen"] == sum(
         aligned(state.params[0].nbytes) for state in store.units if not state.unit.trainable
@@ -168,13 +172,13 @@ def test_dora_begins_with_a_few_rows_at_a_time(fresh, tmp_path, monkeypatch):
     monkeypatch.setattr(FileBackedUnit, "rows", lambda *given: taken.append(read(*given)) or taken[-1])
     monkeypatch.setattr(quantized, "CHUNK_NUMEL", 100)
     with in_memory(tmp_path, spec) as whole, opened(tmp_path, spec) as files:
-        pretrained.initialize(spec, whole.held, 0, adapter_units(spec))
+        pretrained.initialize(spec, whole.stored_view, 0, adapter_units(spec))
         with ModelStore(spec, layout_of(torch.bfloat16, generations=1, file_backed=True), file_backed=files) as store:
             for index in store.in_memory:
                 store.units[index].params[0].copy_(whole.units[index].params[0])
-            monkeypatch.setattr(FileBackedUnit, "held", None)
-            set_magnitudes(spec, store.held, store.file_backed)
-            set_magnitudes(spec, whole.held, {})
+            monkeypatch.setattr(FileBackedUnit, "stored", None)
+            set_magnitudes(spec, store.stored_view, store.file_backed)
+            set_magnitudes(spec, whole.stored_view, {})
             assert taken and max(rows.numel() for rows in taken) <= 100
             for index in adapter_units(spec):
                 found = store.units[index].params[0]

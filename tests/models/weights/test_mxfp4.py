@@ -84,7 +84,7 @@ def held(directory: Path, base: str) -> ModelStore:
     """A store of the checkpoint with its base in a format."""
     own = registry.build(read_config(directory))
     store = ModelStore(with_base(with_lora(own, LoRA(r=2)), base), layout_of(torch.bfloat16, generations=1))
-    pretrained.load(pretrained.check(directory, own), without_adapters(store.spec), store.held)
+    pretrained.load(pretrained.check(directory, own), without_adapters(store.spec), store.stored_view)
     return store
 
 

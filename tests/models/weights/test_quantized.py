@@ -41,7 +41,9 @@ def spec_of(directory, base, **lora):
 
 def loaded(directory, base):
     store = ModelStore(spec_of(directory, base), layout_of(torch.bfloat16, generations=1))
-    pretrained.load(pretrained.check(directory, without_adapters(store.spec)), without_adapters(store.spec), store.held)
+    pretrained.load(
+        pretrained.check(directory, without_adapters(store.spec)), without_adapters(store.spec), store.stored_view
+    )
     return store
 
 
@@ -151,13 +153,13 @@ def test_dora_begins_with_a_few_dequantized_rows_at_a_time(stored, monkeypatch, 
     """And at the lengths of all of them."""
     spec = spec_of(stored(DENSE, hidden_size=96, intermediate_size=128)[0], base, use_dora=True)
     store, dequantized = ModelStore(spec, layout_of(torch.bfloat16, generations=1)), []
-    pretrained.initialize(spec, store.held, 1)
+    pretrained.initialize(spec, store.stored_view, 1)
     dequantize = Quantized.dequantize
     monkeypatch.setattr(
         Quantized, "dequantize", lambda held, out: dequantized.append(out.numel()) or dequantize(held, out)
     )
     monkeypatch.setattr(quantized, "CHUNK_NUMEL", 1 << 10)
-    set_magnitudes(spec, store.held, {})
+    set_magnitudes(spec, store.stored_view, {})
     assert all(numel <= 1 << 10 for numel in dequantized)
     assert bool(dequantized) == (base != "bf16")
     monkeypatch.undo()
@@ -176,14 +178,14 @@ def test_drawn_weights_follow_from_seed_and_name(stored, base):
     drawn = []
     for seed in (1, 1, 2):
         store = ModelStore(spec, layout_of(torch.bfloat16, generations=1))
-        pretrained.initialize(spec, store.held, seed)
+        pretrained.initialize(spec, store.stored_view, seed)
         drawn.append(store)
     first, again, other = ([state.params[0] for state in store.units] for store in drawn)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     matrix = drawn[0].view(1, "down").float()
     assert matrix.std().item() == pytest.approx(spec.config["initializer_range"], rel=0.1)
     assert not torch.equal(first[1], other[1])
-    assert pretrained.not_finite(spec, drawn[0].held) is None
+    assert pretrained.not_finite(spec, drawn[0].stored_view) is None
 
 
 def test_drawing_in_parts_changes_nothing(stored, monkeypatch):
@@ -191,6 +193,6 @@ def test_drawing_in_parts_changes_nothing(stored, monkeypatch):
     for most in (pretrained.DRAWN, 1024):  # of rows of 64 and of 96
         monkeypatch.setattr(pretrained, "DRAWN", most)
         store = ModelStore(spec, layout_of(torch.bfloat16, generations=1))
-        pretrained.initialize(spec, store.held, 1)
+        pretrained.initialize(spec, store.stored_view, 1)
         drawn.append([unit for index in spec.frozen for unit in store.units[index].params])
     assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
