@@ -92,7 +92,7 @@ CHAT = chat()
 ONLY_A_QUESTION = '{"messages": [{"role": "user", "content": "ab"}]}\n'
 LONE_SURROGATE = '{"messages": [{"role": "user", "content": "\\ud83d"}]}\n'
 TEMPLATE, WEIGHTS = "model/chat_template.jinja", "model/model.safetensors"
-ASKED = "eval.questions=3"
+ASKED, TASKS = "eval.questions=3", "data.train.0.path=builtin:tasks"
 NOBODY = "~nosuchuser/x"
 DEEP = {"config": '{"a":' * 900 + "1" + "}" * 900, "tokenizer": "[" * 100_000}
 
@@ -201,6 +201,8 @@ COMMANDS = [
     (("generate", "model", "--prompt", "a", "--temperature", "nan"), "--temperature"),
     (("plan", "--config", "run.toml", "lora.target_modules=['qkv_proj']"), "qkv_proj"),
     (("--config", "run.toml", ASKED, "data.chat_template=none.jinja"), "none.jinja"),
+    (("--config", "run.toml", ASKED, f"data.chat_template={WEIGHTS}"), WEIGHTS),
+    (("--config", "run.toml", TASKS, "data.max_length=64", "data.chat_template='{{ 1 }}'"), "content"),
     (("--config", "run.toml", "train.method=lora", "model.path=tiny-tasks"), "pretrained weights"),
     (("--config", "run.toml", "train.method=lora", "train.freeze=['*']"), "train.freeze"),
     (("plan", "--config", "run.toml", "model.hold=map"), "model.hold"),

@@ -159,16 +159,13 @@ def _export(
     spec, view = from_checkpoint(checkpoint, states, kind)
     generation = generation_config(checkpoint / BASE, spec.config, ends)
     if lora is not None:
-        files, known = (
-            with_contents(_without_model(base), generation),
-            exported | _of_base(state["meta"]["frozen"].get("stored", {})),
-        )
+        files = with_contents(_without_model(base), generation)
+        known = exported | _of_base(state["meta"]["frozen"].get("stored", {}))
         made = _Content(view, spec, files, known, adapter=Adapter.of(lora))
         return _write(made, to, kind or dtype_of(state), progress, force=force)
     carried = frozen.carried(state["meta"], spec)
-    return _write(
-        _Content(view, spec, with_contents(base, generation), exported, carried), to, kind, progress, force=force
-    )
+    whole = _Content(view, spec, with_contents(base, generation), exported, carried)
+    return _write(whole, to, kind, progress, force=force)
 
 
 def export_store(model: ModelInMemory, base_dir: Path, to: Path, dtype: str | None = None) -> Path:

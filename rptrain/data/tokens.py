@@ -84,12 +84,6 @@ def stream_of(streams: Sequence[Stream], token: int) -> tuple[Stream, int]:
     raise IndexError(token)
 
 
-def place_of(streams: Sequence[Stream], token: int) -> str:
-    """The place, as "file:line", of the document to which a token of all streams belongs."""
-    stream, token = stream_of(streams, token)
-    return stream.place(stream.document_of(token))
-
-
 def tokenized(tokenizer: Any, texts: str | list[str], **options: Any) -> Any:
     """The result of a call of the tokenizer. Raises UserError if a regular expression in it takes too many steps."""
     with panics(tokenizer.name_or_path):

@@ -149,8 +149,8 @@ def _disk(folder: Path) -> Check:
         remedy_here = "free disk space" if error.errno in FULL else "make it writable"
         advice = f"{remedy_here}, or set save.output_dir to another folder"
         return check(subject, f"nothing can be written to {folder}: {error.strerror}", advice, free=free, speed=None)
-    room = "an unknown amount is" if free is None else format_bytes(free)
-    text = f"{room} free in {folder}, {speed / 1e6:,.0f} MB/s written and synced"
+    amount = "an unknown amount is" if free is None else format_bytes(free)
+    text = f"{amount} free in {folder}, {speed / 1e6:,.0f} MB/s written and synced"
     advice = None
     if free is not None and free < SCARCE:
         advice = "make room, or set save.output_dir to another disk: rptrain plan says what a run needs"

@@ -326,9 +326,9 @@ def _show_place(places: list[MemoryPlace], console: Console) -> None:
         text = f"{name}: {format_bytes(place.total)} of {format_bytes(place.limit)} ({place.source}), {verdict}"
     _print(Text(text, style="" if place.fits is not False else "red"), 2, console)
     full = max(place.total, place.limit or 0, 1)
-    room = console.width - 4 - SIZE - 2 * 2  # after the indentation and the gaps
-    label = min(max(LABEL, *(len(part.name) for part in place.parts)), room)
-    bar = min(BAR, room - label)
+    width = console.width - 4 - SIZE - 2 * 2  # after the indentation and the gaps
+    label = min(max(LABEL, *(len(part.name) for part in place.parts)), width)
+    bar = min(BAR, width - label)
     table = Table.grid(padding=(0, 2))
     table.add_column(width=label)
     table.add_column(justify="right", width=SIZE)

@@ -1,4 +1,4 @@
-"""What would refuse a run besides its plan: what training checks before it starts, as far as can be found quickly.
+"""The checks before a run starts, apart from its plan, as far as they are quick.
 
 Training makes these checks too, and stops at the first that fails; then it reads all data.
 """
