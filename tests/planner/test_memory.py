@@ -168,8 +168,10 @@ import torch
 from rptrain.checkpoint.state import load_state, save_state
 from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.memory.store import ModelStore
-from rptrain.models import registry
+from rptrain.models.families import registry
+from rptrain.models.locate import read_config
 from rptrain.models.transforms.lora import LoRA, with_lora, without_adapters
+from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import pretrained
 
 def growth(load):
