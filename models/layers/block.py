@@ -338,8 +338,8 @@ class Block:
         inside_products += tokens * itemsize * self.hidden * ((self.output_scale != 1) + self.norms.post)
         mixer, mixer_inside = self.mixer.workspace(itemsize, fused=fused)
         feed_forward, feed_forward_inside = self.feed_forward.workspace(itemsize)
-        if fused:  # the gradient of the block's output, and nothing inside operations
-            return tokens * max(mixer, itemsize * self.hidden + feed_forward) + inside_products
+        if fused:  # the gradient of the block's output; kernels of feed-forward parts need nothing inside
+            return tokens * max(mixer + mixer_inside, itemsize * self.hidden + feed_forward) + inside_products
         return tokens * (max(mixer, feed_forward) + max(mixer_inside, feed_forward_inside)) + inside_products
 
     def _fp8_workspace(self, tokens: int, itemsize: int, *, fused: bool) -> int:

@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from rptrain.kernels.batch import Rotation
 from rptrain.models.families import registry
+from rptrain.models.layers.attention import Attention
 
 architectures = pytest.mark.parametrize("architecture", registry.FAMILIES)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -109,6 +110,13 @@ def test_changing_a_document_changes_the_others_by_nothing(architecture, dtype, 
     ulps = 16 if model.spec.layers[0].expert_products else 0
     atol = ulps * torch.finfo(dtype).eps * before.abs().max().item()
     torch.testing.assert_close(after[5:], before[5:], rtol=0, atol=atol)
+
+
+@architectures
+def test_no_products_of_a_block_share_a_name_or_a_mask(architecture, fresh) -> None:
+    for layer in fresh(architecture).spec.layers:
+        assert len({*layer.matrices}) == len(layer.matrices)
+        assert len({product.mask for product in layer.products}) == len(layer.products)
 
 
 def test_gradients_add_up(fresh, batch) -> None:
@@ -216,6 +224,12 @@ def assert_memory_bounds(layer, p, g, x, dy, mb) -> None:
     with LiveBytes() as live:
         layer.backward(p, g, saved, dy, mb)
     assert live.peak <= layer.workspace_bytes(tokens, itemsize) <= 2 * live.peak
+
+
+def test_memory_inside_a_mixer_counts_beside_fused_kernels(fresh, monkeypatch) -> None:
+    layer = fresh("LlamaForCausalLM").spec.layers[0]
+    monkeypatch.setattr(Attention, "workspace", lambda *_, fused: (1_000, 30_000))
+    assert layer.workspace_bytes(7, 2, fused=True) == 7 * 31_000
 
 
 @pytest.mark.sample(28)
