@@ -1,13 +1,21 @@
 """The memory that a plan says a run takes, against what a run took, by the operating system's count."""
 
-from .. import own_memory
-from .. import run_tools as tools
-from ..cases import grid
-from ..layouts import layout_of
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from inspect import getsource
 from itertools import product
 from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
 from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.resolve import resolve
 from rptrain.data.template import parts_bytes
@@ -18,45 +26,37 @@ from rptrain.engine.memory.store import ModelStore
 from rptrain.machine import hardware as devices
 from rptrain.machine.hardware import LATER
 from rptrain.models.families import registry
-from rptrain.models.locate import PRESETS
-from rptrain.models.locate import locate
-from rptrain.models.locate import read_config
+from rptrain.models.locate import PRESETS, locate, read_config
 from rptrain.models.transforms.fp8 import with_fp8
 from rptrain.models.transforms.freeze import freeze
-from rptrain.models.transforms.lora import LoRA
-from rptrain.models.transforms.lora import with_lora
+from rptrain.models.transforms.lora import LoRA, with_lora
 from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights.quantized import QUANTIZING
 from rptrain.planner.choose import step_layout
-from rptrain.planner.memory import CUDA
-from rptrain.planner.memory import CUDA_EACH
-from rptrain.planner.memory import MemoryPlace
-from rptrain.planner.memory import TOKENIZERS
-from rptrain.planner.memory import least_memory
-from rptrain.planner.memory import long_text_warning
-from rptrain.planner.memory import plan_run
-from rptrain.planner.memory import saves
-from rptrain.planner.memory import state_parts
-from rptrain.planner.memory import worker_bytes
+from rptrain.planner.memory import (
+    CUDA,
+    CUDA_EACH,
+    TOKENIZERS,
+    MemoryPlace,
+    least_memory,
+    long_text_warning,
+    plan_run,
+    saves,
+    state_parts,
+    worker_bytes,
+)
 from rptrain.preflight.model import training_model
-from rptrain.schedule.machine import CARDS
-from rptrain.schedule.machine import CPU
+from rptrain.schedule.machine import CARDS, CPU
 from rptrain.schedule.plan import Plan
 from rptrain.train.run import train
 from rptrain.utils.errors import UserError
 from rptrain.utils.parallel import most_threads
 from rptrain.utils.units import format_bytes
-from safetensors.torch import load_file
-from safetensors.torch import save_file
-import json
-import os
-import platform
-import pytest
-import resource
-import shutil
-import subprocess
-import sys
-import torch
+
+from .. import own_memory
+from .. import run_tools as tools
+from ..cases import grid
+from ..layouts import layout_of
 
 GIB = 1 << 30
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
