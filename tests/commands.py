@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -32,7 +33,8 @@ class Command:
 
     def send_signal(self, number: int) -> None:
         if not self._code.exists():
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
