@@ -50,7 +50,7 @@ def measured(model: Model, sizes: Sizes) -> Iterator[tuple[Kind, float]]:
         gc.collect()
         torch.cuda.empty_cache()
         placement = choose(sizes, free_memory(), kind)
-        speaker = Speaker(model.spec, placed(model, placement), lambda: 1 << 40)
+        speaker = Speaker(model.spec, placed(model, placement, print), lambda: 1 << 40)
         settings = AnswerSettings(temperature=0, max_new_tokens=TOKENS[kind])
         for start in (0, 1):  # another prompt, which the cache does not know
             for _ in speaker.stream(range(start, start + PROMPT), settings, set(), 0):
