@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -29,17 +30,19 @@ def sources() -> dict[str, str]:
 
 def imports(modules: Mapping[str, str]) -> dict[str, set[str]]:
     """Which of the modules each one imports, inside functions too."""
-    found: dict[str, set[str]] = {name: set() for name in modules}
-    for name, text in modules.items():
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                wanted = {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-            elif isinstance(node, ast.Import):
-                wanted = {alias.name for alias in node.names}
-            else:
-                continue
-            found[name] |= wanted & modules.keys() - {"rptrain", name}
-    return found
+    return {name: set(imported(text) & modules.keys() - {"rptrain", name}) for name, text in modules.items()}
+
+
+@cache
+def imported(text: str) -> frozenset[str]:
+    """The names of modules, and what may be one, that a module's text imports."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return frozenset(found)
 
 
 def violations(modules: Mapping[str, str]) -> list[str]:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = "tests.recollect", "no:randomly", "no:syrupy", "no:cacheprovider"
 COMMAND = [
@@ -19,6 +21,7 @@ PLACES = {
 PLAIN = re.compile(r"[^\[]+(\[[A-Za-z0-9_.-]{1,120}\])?")
 
 
+@pytest.mark.long
 def test_every_process_collects_the_same(tmp_path):
     """Two processes at once, with different hash seeds, clocks, time zones, locales, homes and temporary folders."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
