@@ -152,7 +152,8 @@ def test_work_of_experts_by_hand(architecture, fresh):
         assert not layer.gradient_work(params[name], 10, 2).grouped_fp8
     for name in ("qkv", "o"):
         assert layer.gradient_work(params[name], 10, 2).fp8 == exact.gradient_work(params[name], 10, 2).fp8 > 0
-    assert not any(exact.gradient_work(params[name], 10, 2).grouped_fp8 for name in layer.expert_sizes)
+    experts = [params[product.name] for product in layer.expert_products]
+    assert not any(exact.gradient_work(param, 10, 2).grouped_fp8 for param in experts)
     card = CARDS["rtx4090"]
     seconds = [card.seconds(Work(**{kind: 1e15})) for kind in ("grouped", "grouped_fp8", "matmul", "fp8")]
     assert seconds[0] / seconds[1] == pytest.approx(card.rates.fp8 / card.rates.bf16)
