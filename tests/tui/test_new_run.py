@@ -615,7 +615,7 @@ async def test_what_is_left_is_called_off_and_taken_up_again(make: Made, helper:
         await press_until(pilot, "escape", lambda: "Everywhere" not in screen_text(pilot.app))
         assert ended == ["plan"]
         await pilot.press("f2")
-        await until(pilot, lambda: ended == ["plan", "doctor"])
+        await until(pilot, lambda: ended == ["plan", "checks"])
         is_slow.clear()
         await pilot.press("f4")
         await until(pilot, lambda: "✓ GPU" in screen_text(pilot.app))
