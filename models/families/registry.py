@@ -75,9 +75,10 @@ def _architecture(config: Mapping[str, Any]) -> str:
     """The name of the architecture; empty if there is none. Of a model without a head, or with that of another task,
     it is the language model's, as for AutoModelForCausalLM.
     """
-    by_type = MODEL_TYPES.get(str(config.get("model_type")), config.get("model_type"))
-    named = config.get("architectures") or [by_type]
+    kind = config.get("model_type")
+    by_type = MODEL_TYPES.get(str(kind))
+    named = config.get("architectures") or [by_type or kind]
     first = named[0] if isinstance(named, list) else named
-    if by_type in {**FAMILIES, **TOWERS} and first in [f"{by_type.partition('For')[0]}{other}" for other in OTHERS]:
+    if by_type is not None and first in [f"{by_type.partition('For')[0]}{other}" for other in OTHERS]:
         return by_type
     return first if isinstance(first, str) else repr(first) if first else ""

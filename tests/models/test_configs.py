@@ -233,6 +233,7 @@ def test_layers_for_multi_token_prediction_are_carried(config) -> None:
         ),
         ({**CONFIG, "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "llava"}, "'llava' names"),
         ({"model_type": "gemma"}, "'gemma'"),
+        ({**CONFIG, "model_type": ["llama"]}, r"model_type \['llama'\] names another model"),
         ({}, "no architecture named"),
         *(
             ({**small(kind), **settings}, problem)
