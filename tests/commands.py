@@ -3,14 +3,11 @@
 As a program it is that process: see `Commands`.
 """
 
-import atexit
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
-import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -19,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+from benchmarks.bad_inputs.server import run_command
 from tests.run_tools import wait_for
 
 MODULES = ("numpy.random", "peft", "rich.progress", "torch.distributed", "rptrain.cli.commands", "rptrain.train.run")
@@ -100,31 +98,12 @@ def _keep(arguments: list[str], environment: dict[str, str], files: str) -> NoRe
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, suffix in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(files + suffix, os.O_WRONLY | os.O_CREAT), number)
-        _command()
+        run_command()
     print(child, flush=True)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     Path(files + ".part").write_text(str(code))
     os.rename(files + ".part", files + ".code")
     os._exit(0)
-
-
-def _command() -> NoReturn:
-    """Runs the program's `main`, and ends the process as the interpreter does."""
-    from rptrain.cli import main
-
-    code: object = 0
-    try:
-        main()
-    except SystemExit as error:
-        code = error.code
-    except BaseException:  # noqa: BLE001 - as the interpreter shows it
-        traceback.print_exc()
-        code = 1
-    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue] - waits for threads
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def _execute(args: tuple[str, ...]) -> NoReturn:
     os.execv(sys.executable, [os.fsencode(part) for part in command])
 
 
-def _command() -> NoReturn:
+def run_command() -> NoReturn:
     """Runs the program's `main`, and ends the process as the interpreter does."""
     from rptrain.cli import main
 
@@ -217,4 +217,4 @@ if __name__ == "__main__":
         import_module(module)
     gc.freeze()  # collections of the forks leave these objects alone, and so their pages shared
     _serve()
-    _command()
+    run_command()
