@@ -39,6 +39,7 @@ def slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
         yield opened
 
 
+@pytest.mark.long
 def test_a_selection(slot):
     """In one test, because the process that runs the commands takes seconds to start."""
     results = [slot.run(CASES[number]) for numbers in SELECTED.values() for number in numbers]

@@ -81,6 +81,7 @@ def test_a_larger_gpu_has_what_is_missing():
         assert larger.vram is not None and 2 * GIB + larger.more["GPU memory"] <= larger.vram
 
 
+@pytest.mark.long
 def test_every_line_makes_a_random_config_fit():
     """Of a small model on machines that are smaller still."""
     random, counts = Random(0), Counter[str]()

@@ -302,6 +302,7 @@ def test_each_of_several_processes_keeps_a_replica(replicas, fewer):
     assert changes and [change.value for change in changes if change.key == "engine.replicas"] == fewer
 
 
+@pytest.mark.long
 def test_adapters_are_proposed_for_a_preset_only_where_they_are_not_refused():
     """Training here would refuse adapters on random weights; on another machine a preset stands for its weights."""
     small = ("model.path=qwen3-1.7b", "train.micro_batch_size=1")
@@ -406,6 +407,7 @@ def test_flags_stand_for_the_cards_figures():
     assert found["memory"][1]["limit"] == 20 * GIB - (256 << 20)
 
 
+@pytest.mark.long
 def test_a_card_that_no_flag_names_is_said_to_be_assumed():
     assumed, shown = as_json("--gpus", "4")[0]["machine"], run("--gpus", "4", columns=200).stdout
     assert (assumed["card"], assumed["card_source"]) == ("RTX 4090", "assumed")

@@ -60,6 +60,7 @@ def test_a_loss_that_was_never_finite_is_no_divergence(steps, tmp_path, monkeypa
     assert "learning_rate" not in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", ["tasks", "random"])
 def test_the_rows_of_a_step_that_is_skipped_are_named(rows, tmp_path, monkeypatch, capsys):
     """The loss of micro-batch 2 of steps 3 and 5 is NaN: the run continues, and says where that was. Two in a row would

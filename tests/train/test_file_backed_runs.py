@@ -15,7 +15,6 @@ from rptrain.runs.records import events
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
-from ..cases import long
 
 LORA = ("lora.r=3", "lora.lora_alpha=6", "save.save_steps=2", "optim.learning_rate=0.05")
 FREEZE = ('train.freeze=["model.embed_tokens.weight", "model.layers.1.*", "*.mlp.*"]', "save.save_steps=2")
@@ -25,7 +24,8 @@ NORM = 128 * 4  # bytes, padded
 LAYER = (16 * 16 * 2 + 16 * 8 * 2 + 3 * 16 * 24) * 4 + 4 * NORM  # with norms of queries and keys
 
 
-@pytest.mark.parametrize("given", [LORA, long(FREEZE), (*LORA, "lora.use_dora=true")], ids=["lora", "freeze", "dora"])
+@pytest.mark.long
+@pytest.mark.parametrize("given", [LORA, FREEZE, (*LORA, "lora.use_dora=true")], ids=["lora", "freeze", "dora"])
 def test_the_bits_are_those_of_a_base_in_memory_also_when_resumed(folder, given):
     """A resumed run may map what was in memory, and the other way round."""
     whole = tools.train_here(folder, *given, "eval.questions=2")

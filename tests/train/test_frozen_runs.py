@@ -12,7 +12,6 @@ from rptrain.runs.records import events
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
-from ..cases import long
 
 FREEZE = 'train.freeze=["model.embed_tokens.weight", "model.layers.1.*", "*.mlp.*"]'
 EVERY_TWO = ("save.save_steps=2", FREEZE)
@@ -22,9 +21,8 @@ def is_frozen(name):
     return ".mlp." in name or name == "model.embed_tokens.weight" or name.startswith("model.layers.1.")
 
 
-@pytest.mark.parametrize(
-    ("init", "update", "dtype"), [("auto", "async", "bfloat16"), long("random", "sync", "float32")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("init", "update", "dtype"), [("auto", "async", "bfloat16"), ("random", "sync", "float32")])
 def test_killed_and_resumed(folder, trainers, update, dtype, init):
     kind = (f"optim.update={update}", f"model.dtype={dtype}", f"model.init={init}", *EVERY_TWO)
     assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=5) == -signal.SIGKILL

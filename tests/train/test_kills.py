@@ -73,6 +73,7 @@ def before_each_change(monkeypatch: pytest.MonkeyPatch, look: Callable[[], None]
     monkeypatch.setattr(rptrain.train.save, "prune", armed_prune)
 
 
+@pytest.mark.long
 def test_every_state_of_the_disk_that_a_kill_can_leave(whole, tmp_path, monkeypatch):
     """Each is copied while a run goes on, as a kill would leave it there. All are looked through, some resumed."""
     tools.write_model(tmp_path / "model")

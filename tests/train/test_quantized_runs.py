@@ -62,6 +62,7 @@ def test_merging_and_answers_start_from_the_base_that_was_trained_on(folder, bas
     assert answers[0] == answers[1] != tools.generated(folder / "model", *ASKED)
 
 
+@pytest.mark.long
 def test_a_base_in_fp8_has_the_losses_of_products_in_fp8_of_the_files(folder):
     """On any number of workers, and after a resume. Without these products it is dequantized, and they differ."""
     file = tools.write_model(folder / "even", intermediate_size=32) / "model.safetensors"  # sizes of products in FP8
@@ -83,6 +84,7 @@ def test_a_base_in_fp8_has_the_losses_of_products_in_fp8_of_the_files(folder):
     assert {step: steps["held"][step] for step in range(3, 7)} == tools.steps(again)
 
 
+@pytest.mark.long
 def test_questions_are_asked_of_the_dequantized_weights(folder):
     run = tools.train_here(folder, *NARROW, "eval.questions=3", "train.max_steps=2")
     assert len(tools.events(run, events.Evaluation)) == 2

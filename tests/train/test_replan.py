@@ -324,7 +324,8 @@ def test_stopped_while_steps_are_compared(folder, undisturbed, metered, monkeypa
     assert metered[:call] == [True, False][:call] and metered[call:][0], "measured again"
 
 
-@pytest.mark.parametrize(("killed", "resumed"), [long(5, 3), grid(7, 6), grid(9, 6), (12, 9)])
+@pytest.mark.long
+@pytest.mark.parametrize(("killed", "resumed"), [(5, 3), grid(7, 6), grid(9, 6), (12, 9)])
 def test_killed_while_plans_are_chosen(folder, trainers, undisturbed, monkeypatch, killed, resumed):
     """While layers are measured, while steps are compared, while the new plan's engine warms up."""
     settings = (*SHORT, "save.save_steps=3")

@@ -88,6 +88,7 @@ def test_a_run_that_an_earlier_version_began(folder, begin_earlier):
     assert read_state(run.checkpoint_path(2))["meta"]["data"] != saved["data"]
 
 
+@pytest.mark.long
 def test_data_that_changed_after_an_earlier_version_began_the_run(folder, begin_earlier, monkeypatch):
     val = f'data.val=[{{path="{folder}/val.jsonl"}}]'
     run = begin_earlier(folder, val)

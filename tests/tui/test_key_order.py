@@ -159,6 +159,7 @@ async def test_keys_of_lists_and_of_a_conversation_act_in_order(
         assert (chat.waiting or chat.turns[0].said, chat.unsent) == ("one", "tw3o")
 
 
+@pytest.mark.long
 @driven
 async def test_keys_wait_for_a_dialog_whose_choices_are_read(
     make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -183,6 +184,7 @@ async def test_keys_wait_for_a_dialog_whose_choices_are_read(
         assert run.exists() and "dy" in screen_text(app)
 
 
+@pytest.mark.long
 @driven
 async def test_a_preset_is_taken_only_if_it_was_named_or_moved_to(make: Made):
     async with make(helper=(helper := Slow())).run_test(size=(80, 24)) as pilot:
@@ -212,6 +214,7 @@ async def test_enter_on_a_name_waits_for_the_search(make: Made):
         await until(pilot, lambda: values(app)["model.path"] == "llama-3.1-8b")
 
 
+@pytest.mark.long
 @driven
 async def test_a_plan_is_not_shown_for_other_settings_than_its_own(make: Made):
     helper = Slow()
