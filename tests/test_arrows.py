@@ -1,4 +1,4 @@
-"""Which package may import which: those below it in ORDER. Neither files nor ROOMS import each other in a circle."""
+"""Which package may import which: those below it in ORDER. Neither files nor submodules import each other in cycles."""
 
 import ast
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ ORDER = (
     *("utils", "config", "schedule", "kernels", "models", "data", "engine", "machine", "checkpoint", "inference"),
     *("runs", "preflight", "planner", "train", "bench", "doctor", "tui", "cli", "__main__"),
 )
-ROOMS = ("engine",)  # packages whose rooms, the files and folders at their top, form no circle
+ACYCLIC = ("engine",)  # packages whose submodules, the files and folders at their top, form no cycle
 
 
 def sources() -> dict[str, str]:
@@ -51,26 +51,26 @@ def violations(modules: Mapping[str, str]) -> list[str]:
         for other in sorted(wanted):
             if package(name) != package(other) and ORDER.index(package(name)) <= ORDER.index(package(other)):
                 found.append(f"{name} imports {other}")
-    return found + circles(arrows)
+    return found + cycles(arrows)
 
 
-def circles(arrows: Mapping[str, set[str]]) -> list[str]:
-    """A circle of arrows in words, if there is one."""
+def cycles(arrows: Mapping[str, set[str]]) -> list[str]:
+    """A cycle of arrows in words, if there is one."""
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:
-        return ["a circle: " + " -> ".join(error.args[1])]
+        return ["a cycle: " + " -> ".join(error.args[1])]
     return []
 
 
-def room_arrows(modules: Mapping[str, str], within: str) -> dict[str, set[str]]:
-    """Which rooms of a package each of its rooms imports."""
+def submodule_arrows(modules: Mapping[str, str], within: str) -> dict[str, set[str]]:
+    """Which submodules of a package each of them imports."""
     start, found = f"rptrain.{within}.", dict[str, set[str]]()
     for name, wanted in imports(modules).items():
         if name.startswith(start):
-            rooms = {other.removeprefix(start).split(".")[0] for other in wanted if other.startswith(start)}
-            room = name.removeprefix(start).split(".")[0]
-            found.setdefault(room, set()).update(rooms - {room})
+            submodules = {other.removeprefix(start).split(".")[0] for other in wanted if other.startswith(start)}
+            submodule = name.removeprefix(start).split(".")[0]
+            found.setdefault(submodule, set()).update(submodules - {submodule})
     return found
 
 
@@ -88,17 +88,17 @@ def test_the_arrows_point_down():
     assert {package(other) for other in of_schedule} == {"schedule"}
 
 
-@pytest.mark.parametrize("within", ROOMS)
-def test_rooms_form_no_circle(within):
-    assert circles(room_arrows(sources(), within)) == []
+@pytest.mark.parametrize("within", ACYCLIC)
+def test_submodules_form_no_cycle(within):
+    assert cycles(submodule_arrows(sources(), within)) == []
 
 
-def test_a_circle_of_rooms_is_found():
+def test_a_cycle_of_submodules_is_found():
     modules = sources()
     modules["rptrain.engine.memory.arena"] += "from rptrain.engine.optim.adam import CpuAdam\n"
-    assert circles(imports(modules)) == []
-    (circle,) = circles(room_arrows(modules, "engine"))
-    assert {"memory", "optim"} <= {*circle.removeprefix("a circle: ").split(" -> ")}
+    assert cycles(imports(modules)) == []
+    (cycle,) = cycles(submodule_arrows(modules, "engine"))
+    assert {"memory", "optim"} <= {*cycle.removeprefix("a cycle: ").split(" -> ")}
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_a_circle_of_rooms_is_found():
             "def held():\n    from rptrain.runs import control\n",
             "engine.memory.store imports rptrain.ru",
         ),
-        ("rptrain.schedule.plan", "from rptrain.schedule.dispatch import dispatch\n", "a circle: "),
+        ("rptrain.schedule.plan", "from rptrain.schedule.dispatch import dispatch\n", "a cycle: "),
         ("rptrain.kernels.batch", "import rptrain.models.spec\n", "kernels.batch imports rptrain.models.spec"),
     ],
-    ids=["function", "circle", "dotted"],
+    ids=["function", "cycle", "dotted"],
 )
 def test_a_wrong_arrow_is_found(name, text, expected):
     modules = sources()
@@ -120,8 +120,8 @@ def test_a_wrong_arrow_is_found(name, text, expected):
     assert any(expected in found for found in violations(modules))
 
 
-# By package: its rooms, the files and folders at its top, of which each imports only those left of it.
-ROOM_ORDERS = {
+# By package: its submodules, the files and folders at its top, of which each imports only those left of it.
+SUBMODULE_ORDERS = {
     "models": "locate base_files presets params <- layer <- spec <- layers weights <- families <- decode <- transforms",
     "runs": "records <- view <- folder",
     "tui": "dialogs outcomes services themes turns widgets <- context messages"
@@ -129,24 +129,33 @@ ROOM_ORDERS = {
 }
 
 
-def room_violations(modules: Mapping[str, str], within: str) -> list[str]:
-    steps = {room: step for step, rooms in enumerate(ROOM_ORDERS[within].split(" <- ")) for room in rooms.split()}
-    arrows = room_arrows(modules, within)
+def submodule_violations(modules: Mapping[str, str], within: str) -> list[str]:
+    steps = {
+        submodule: step
+        for step, submodules in enumerate(SUBMODULE_ORDERS[within].split(" <- "))
+        for submodule in submodules.split()
+    }
+    arrows = submodule_arrows(modules, within)
     assert arrows.keys() == steps.keys()
-    return [f"{room} imports {other}" for room in arrows for other in arrows[room] if steps[other] >= steps[room]]
+    return [
+        f"{submodule} imports {other}"
+        for submodule in arrows
+        for other in arrows[submodule]
+        if steps[other] >= steps[submodule]
+    ]
 
 
-@pytest.mark.parametrize("within", ROOM_ORDERS)
-def test_rooms_import_those_left_of_them(within):
-    assert room_violations(sources(), within) == []
+@pytest.mark.parametrize("within", SUBMODULE_ORDERS)
+def test_submodules_import_those_left_of_them(within):
+    assert submodule_violations(sources(), within) == []
 
 
-def test_a_wrong_arrow_between_rooms_is_found():
+def test_a_wrong_arrow_between_submodules_is_found():
     modules = sources()
     modules["rptrain.models.weights.pretrained"] += "from rptrain.models.layers.rope import tables\n"
     modules["rptrain.models.layer"] += "def spec():\n    from rptrain.models.spec import ModelSpec\n"
-    assert sorted(room_violations(modules, "models")) == ["layer imports spec", "weights imports layers"]
+    assert sorted(submodule_violations(modules, "models")) == ["layer imports spec", "weights imports layers"]
     modules["rptrain.runs.view.pace"] += "from rptrain.runs.folder.run_dir import RunDir\n"
-    assert room_violations(modules, "runs") == ["view imports folder"]
+    assert submodule_violations(modules, "runs") == ["view imports folder"]
     modules["rptrain.tui.run.screen"] += "def chat():\n    from rptrain.tui.chat.screen import ChatScreen\n"
-    assert room_violations(modules, "tui") == ["run imports chat"]
+    assert submodule_violations(modules, "tui") == ["run imports chat"]
