@@ -89,6 +89,7 @@ def refused(folder: Path, nothing_loads: None) -> Callable[..., str]:
     return message
 
 
+@pytest.mark.long
 def test_the_command(folder):
     tools.write_config(folder)
     command = tools.command("--config", folder / "run.toml", "data.train.0.path=none.jsonl")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from rptrain.utils.native_watchdog import NativeWatchdog
-from tests.cases import grid
+from tests.cases import grid, long
 from tests.faults.cases import Case, Server, Table, main
 
 needs_compiler = pytest.mark.skipif(NativeWatchdog.load() is None, reason="needs a C compiler")
@@ -26,12 +26,12 @@ def server() -> Iterator[Server]:
     "case",
     [
         Case("backward", "raises", "middle", "async"),
-        Case("download", "mute", "first", "async"),
-        Case("optimizer", "exits", "last", "async"),
-        Case("fsync", "mute", "middle", "async"),
+        long(Case("download", "mute", "first", "async")),
+        long(Case("optimizer", "exits", "last", "async")),
+        long(Case("fsync", "mute", "middle", "async")),
         grid(Case("fsync", "exits", "first", "async")),
         grid(Case("tracker log", "exits", "first", "async")),
-        Case("telemetry", "mute", "first", "async"),
+        long(Case("telemetry", "mute", "first", "async")),
         grid(Case("validation", "exits", "first", "sync")),
         grid(Case("saver", "sleeps", "last", "sync")),
         grid(Case("tracker close", "sleeps", "once", "sync")),

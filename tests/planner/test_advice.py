@@ -102,6 +102,7 @@ STATES = ("optim.moments=int8", "optim.update=sync")
 ADAPTERS = ("train.method=lora", "lora.base=nf4", "data.max_length=32768", "train.global_batch_size=2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "host", "vram", "most", "keys"),
     [

@@ -208,6 +208,7 @@ print(json.dumps(found | {"state": growth(lambda: load_state(state, store.units)
 """
 
 
+@pytest.mark.long
 def test_loading_takes_nothing_beside_the_buffers_that_were_planned(folder):
     """Of 45, 90, 90 and 360 MiB that are read; code that is first used comes beside, and pieces that are converted."""
     shutil.copyfile(PRESETS / "tiny-tasks" / "tokenizer.json", folder / "model" / "tokenizer.json")
@@ -478,6 +479,7 @@ def test_a_place():
 # What there is
 
 
+@pytest.mark.long
 def test_a_process_has_memory():
     """One of its own: that of the tests has what they left."""
     code = "from rptrain.machine import hardware; print(hardware.program_bytes())"

@@ -105,6 +105,7 @@ def reached(run: RunDir, step: int) -> None:
     tools.wait_for(lambda: run.events_path.is_file() and any(each.step >= step for each in steps(run)))
 
 
+@pytest.mark.long
 def test_two_processes_train_to_the_bits_of_one(folder, torchrun):
     alone = tools.train_here(folder, *REPLICAS, "log.run_name=alone")
     results = torchrun.run(2)

@@ -76,6 +76,7 @@ def begin_earlier(monkeypatch: pytest.MonkeyPatch):
     return begin
 
 
+@pytest.mark.long
 def test_a_run_that_an_earlier_version_began(folder, begin_earlier):
     """It ends as one of this version, and its next checkpoint has the hash of this version."""
     held_out = "data.val_size=0.3"

@@ -24,7 +24,7 @@ from rptrain.utils.errors import TrainingError, UserError
 from rptrain.utils.replacing import PARTIAL
 
 from .. import run_tools as tools
-from ..cases import grid, long
+from ..cases import grid
 
 EVERY_TWO = ("save.save_steps=2", "save.save_total_limit=1")
 Undisturbed = Callable[..., SimpleNamespace]
@@ -140,6 +140,7 @@ def test_a_loss_scale_below_1_ends_the_run(folder):
     assert "loss scale would fall below 1" in tools.events(RunDir(run), events.Failed)[0].message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", [1, grid(2), 9, grid(16), 17, 18, grid(19), 20, 26])
 def test_killed_while_saving(folder, trainers, undisturbed, call):
     """Before its own folder, the first and a middle file is synced, the folders, the renaming; while the old checkpoint
@@ -270,6 +271,7 @@ def test_rounds_on_any_number_of_devices(folder, staged):
     assert tools.steps(runs[0]) == tools.steps(runs[1])
 
 
+@pytest.mark.long
 def test_replicas_on_any_number_of_devices(folder, trainers, undisturbed, staged):
     """Killed on two devices and resumed on one, with "auto": the run keeps its number of replicas."""
     kind = ("engine.replicas=2", "optim.max_grad_norm=0.5")
@@ -287,7 +289,8 @@ def test_another_order_and_other_weights_with_another_seed(folder, undisturbed):
     assert tools.state(tools.train_here(folder, "train.seed=1")) != undisturbed().state
 
 
-@pytest.mark.parametrize("assistant_only", ["true", long("false")])
+@pytest.mark.long
+@pytest.mark.parametrize("assistant_only", ["true", "false"])
 def test_packing_and_micro_batches_do_not_change_the_loss(folder, assistant_only):
     """One step takes all documents; where they fill fewer rows, the rest of the batch is padding."""
     data = tools.write_chats(folder / "chats.jsonl")

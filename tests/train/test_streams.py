@@ -6,6 +6,7 @@ import sys
 from .. import run_tools as tools
 
 
+@pytest.mark.long
 def test_closed_streams(tmp_path):
     command = [sys.executable, "-P", "-m", "rptrain", "--config", str(tmp_path / "run.toml"), "--dry-run"]
     tools.write_model(tmp_path / "model")

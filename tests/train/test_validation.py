@@ -21,6 +21,7 @@ def losses(run):
     return {event.step: event.score for event in tools.events(run, events.Evaluation) if event.name == "loss"}
 
 
+@pytest.mark.long
 def test_rows_are_held_out_whole_and_none_is_in_both(folder):
     rows = prepare_job(tools.write_config(folder, "data.train.0.path=builtin:tasks").config).sequences
     train, held_out = split(rows, 0.25, 0)
