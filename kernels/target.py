@@ -86,7 +86,7 @@ def named(architecture: int | str) -> Target:
     return amd(architecture) if isinstance(architecture, str) else nvidia(*divmod(architecture, 10))
 
 
-SMALL = nvidia(8, 6)  # what kernels are launched for where there is no GPU: in Triton's interpreter
+SMALL = nvidia(8, 6)  # what kernels are launched for without a GPU: in Triton's interpreter
 
 
 def read(device: torch.device | str | int | None = None) -> Target:

@@ -178,7 +178,7 @@ class Block:
         return self._output(p, self._inner(p, mixed, x_TD, mb), mb, overwrite=True)
 
     def step(self, p: Params, x_TD: Tensor, state: Any, current: CurrentTokens) -> Tensor:
-        """Forward of a step of decoding, with the mixer's state. There is no dropout."""
+        """Forward of a step of decoding, with the mixer's state. Without dropout."""
         x_TD = times(x_TD, self.input_scale)
         _, normed = self.norms.before(p.get("input_norm"), x_TD, None, self.mixer.form(p))
         mixed, _ = self.norms.after(p.get("attention_norm"), self.mixer.step(p, normed, state, current))

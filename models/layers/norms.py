@@ -14,7 +14,7 @@ class NormSaved(NamedTuple):
     """The input of a norm."""
 
     x: Tensor  # [T, D]
-    rstd: Tensor | None  # [T]; None: there is no norm
+    rstd: Tensor | None  # [T]; None: without a norm
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def encode(
 
     In a conversation, the loss counts the messages to train on, each with the token that ends the turn; in a text
     (which an end-of-text token ends), everything after its prompt. Conversations that the template rejects are counted
-    in `tally`. `processes` work at once; None: one per core. Raises UserError if there is no template or no end-of-text
+    in `tally`. `processes` work at once; None: one per core. Raises UserError without a template or an end-of-text
     token.
     """
     tally = tally or Tally()

@@ -364,7 +364,7 @@ class _Subject:
     def plan(
         self, config: Config, planned: tuple[RunPlan, MemoryPlan] | None
     ) -> tuple[RunPlan | None, MemoryPlan, str | None, Measured | None]:
-        """The plan, its memory, why there is no plan, and the measured times that it uses. `planned`: what is known."""
+        """The plan, its memory, why planning failed, and the measured times that it uses. `planned`: what is known."""
         measured = self.times(config)
         if self.source is None and self.resumed is not None and config.engine.replan:
             measured = load(self.resumed[0].path, Conditions.of(config, self.spec, self.hardware.used(config)))

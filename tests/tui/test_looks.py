@@ -176,7 +176,7 @@ def app_for(make: Made, helper: Scripted, screen: str) -> RptrainApp:
 @pytest.mark.parametrize("screen", SCREENS)
 @driven
 async def test_text_and_colors(make: Made, helper: Scripted, snapshot: Any, screen: str):
-    """The text, of layouts at each size, whatever it was before; and in both looks every letter is told from what it
+    """The text, of layouts at each size, whatever it was before; and in both looks every letter differs from what it
     stands on.
     """
     app = app_for(make, helper, screen)

@@ -53,7 +53,7 @@ class PlanPane(VerticalScroll):
         self.advice.propose(planned)
 
     def refuse(self, problem: str) -> None:
-        """Says why there is no plan."""
+        """Shows why planning failed."""
         panel = self.panel
         panel.problem, panel.busy, self._text = problem, False, ""
         panel.note = ""  # it may be about a name before

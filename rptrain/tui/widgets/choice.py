@@ -12,7 +12,7 @@ from textual.widget import Widget
 
 
 class Choice(Widget, can_focus=True):
-    """Shows all `options` with the chosen one marked, or only the chosen one if there is no space."""
+    """Shows all `options` with the chosen one marked, or only the chosen one if all do not fit."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "turn(-1)", "before", show=False),
