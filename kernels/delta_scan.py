@@ -1,7 +1,7 @@
 """The scan of the gated delta rule over chunks of tokens as Triton kernels.
 
-In a chunk of L tokens, with d the running sum of its decays, S the state before it, and k, v, q, b (beta) of its tokens,
-what the tokens write to the state is the solution W of a triangular system (arXiv 2412.06464, 3.3):
+In a chunk of L tokens, with d the running sum of its decays, S the state before it, and q, k, v, b (beta) of its
+tokens, what they write to the state is the solution W of a triangular system (arXiv 2412.06464, 3.3):
 
     (I + A) W = M,  M_i = b_i (v_i - exp(d_i) S^T k_i),  A_ij = b_i k_i.k_j exp(d_i - d_j) for j < i
     o_i = C^-0.5 exp(d_i) S^T q_i + sum_j P_ij W_j,      P_ij = C^-0.5 q_i.k_j exp(d_i - d_j) for j <= i
@@ -166,10 +166,9 @@ def scan(
     zero = tl.zeros((BV, 1), tl.int64)  # the interpreter has no masks of a single truth
     dtype: tl.constexpr = q.dtype.element_ty
     place = document.to(tl.int64) * (H * C * V) + head * (C * V) + column[None, :] * V + value[:, None]
+    state = tl.zeros((BV, CB), tl.float32)
     if HAS_INITIAL:
-        state = tl.load(initial + place, mask=in_state, other=0.0)
-    else:
-        state = tl.zeros((BV, CB), tl.float32)
+        state += tl.load(initial + place, mask=in_state, other=0.0)
     for start in tl.range(begin, stop, L, num_stages=STAGES):
         row, here = start + step, start + step < stop
         k_LC = tile(k + key_head * C, start, step, here, K * C, column, C)
