@@ -65,6 +65,7 @@ class Documents(NamedTuple):
 
     cu_seqlens: Tensor  # int32 [documents + 1], as in MicroBatch
     first: Tensor  # int32 [documents + 1], the first chunk of each document; then their number
+    document: Tensor  # int64 [chunks], the document of each chunk
     starts: Tensor  # int32 [chunks], the first token of each chunk
     ends: Tensor  # int32 [chunks], the token after its last one
 
@@ -79,7 +80,7 @@ class Documents(NamedTuple):
         limits = cu_seqlens[1:][document]
         starts = cu_seqlens[:-1][document] + (places - first[:-1][document]) * chunk
         starts = torch.minimum(starts, limits)  # places behind the last chunk
-        return cls(cu_seqlens, first, starts.int(), torch.minimum(starts + chunk, limits).int())
+        return cls(cu_seqlens, first, document, starts.int(), torch.minimum(starts + chunk, limits).int())
 
 
 @dataclass(frozen=True)

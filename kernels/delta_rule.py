@@ -5,11 +5,12 @@ S_t = exp(decay_t) S_{t-1};  S_t += k_t beta_t (v_t - S_t^T k_t)^T;  o_t = C^-0.
 Suffixes: T tokens, K key heads of C columns, H value heads of V columns. Value head h reads key head h // (H / K).
 """
 
-from typing import Any
-
 from torch import Tensor
 
+from rptrain.kernels import delta_scan
 from rptrain.kernels.batch import Documents
+from rptrain.kernels.delta_scan import Kept
+from rptrain.kernels.launch import fused
 from rptrain.kernels.reference import delta_rule as reference
 
 
@@ -22,14 +23,18 @@ def gated_delta_rule(
     documents: Documents,
     *,
     initial: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Any]:
-    """The outputs [T, H, V] in the type of v, the states [documents, H, C, V] behind each document in float32 (float64
-    for float64), and what backward needs.
+    final: bool = False,
+) -> tuple[Tensor, Tensor | None, Kept | None]:
+    """The outputs [T, H, V] in the type of v, if `final` the states [documents, H, C, V] behind each document, and what
+    backward needs.
 
-    `decay` (logarithms, at most 0) and `beta` are float32. A document's state begins with zeros, or with `initial`.
+    `decay` (logarithms, at most 0), `beta` and states are float32 (float64 for float64). A document's state begins
+    with zeros, or with `initial`. Operands are contiguous.
     """
+    if fused(q_TKC, k_TKC, v_THV):
+        return delta_scan.forward(q_TKC, k_TKC, v_THV, decay_TH, beta_TH, documents, initial, final=final)
     out, states = reference.gated_delta_rule(q_TKC, k_TKC, v_THV, decay_TH, beta_TH, documents, initial)
-    return out.to(v_THV.dtype), states, None
+    return out.to(v_THV.dtype), states if final else None, None
 
 
 def gated_delta_rule_backward(
@@ -39,8 +44,10 @@ def gated_delta_rule_backward(
     v_THV: Tensor,
     decay_TH: Tensor,
     beta_TH: Tensor,
-    saved: Any,
+    kept: Kept | None,
     documents: Documents,
 ) -> tuple[Tensor, ...]:
-    """The gradients of q, k and v, in their types, and of decay and beta, in float32; without initial states."""
+    """The gradients of q, k and v, in their types, and of decay and beta, in float32. Forward had no initial states."""
+    if kept is not None:
+        return delta_scan.backward(dout_THV, q_TKC, k_TKC, v_THV, decay_TH, beta_TH, kept, documents)
     return reference.gated_delta_rule_backward(dout_THV, q_TKC, k_TKC, v_THV, decay_TH, beta_TH, documents)

@@ -1,4 +1,4 @@
-"""The gated delta rule in plain PyTorch: a scan over chunks of tokens (arXiv 2412.06464, 3.3), differentiated by autograd.
+"""The gated delta rule in plain PyTorch: a scan over chunks of tokens (arXiv 2412.06464, 3.3), and its gradients.
 
 Suffixes: T tokens, K key heads, H value heads, C columns of keys, V of values; L tokens of a chunk.
 """
@@ -34,12 +34,11 @@ def gated_delta_rule(
     zero = q.new_zeros(heads, size, columns)
     inside = torch.arange(chunk, device=q.device)
     lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
-    places = torch.arange(len(documents.starts), device=q.device)
-    document = torch.searchsorted(documents.first[1:], places, right=True).clamp_(max=count - 1)
-    begins = places == documents.first[document]
+    document = documents.document
+    begins = documents.starts == documents.cu_seqlens[document]
 
     state, outputs, rows, states = zero, [], [], []
-    for index in range(len(places)):
+    for index in range(len(document)):
         start, end = documents.starts[index], documents.ends[index]
         row = torch.where(inside < end - start, start + inside, tokens)
         before = zero if initial is None else initial[document[index]].to(dtype)
