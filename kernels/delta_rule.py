@@ -8,7 +8,7 @@ Suffixes: T tokens, K key heads of C columns, H value heads of V columns. Value 
 from torch import Tensor
 
 from rptrain.kernels import delta_scan
-from rptrain.kernels.batch import Documents
+from rptrain.kernels.batch import CHUNK, Documents
 from rptrain.kernels.delta_scan import Kept
 from rptrain.kernels.launch import fused
 from rptrain.kernels.reference import delta_rule as reference
@@ -51,3 +51,17 @@ def gated_delta_rule_backward(
     if kept is not None:
         return delta_scan.backward(dout_THV, q_TKC, k_TKC, v_THV, decay_TH, beta_TH, kept, documents)
     return reference.gated_delta_rule_backward(dout_THV, q_TKC, k_TKC, v_THV, decay_TH, beta_TH, documents)
+
+
+def kept_bytes(tokens: int, heads: int, size: int, columns: int, itemsize: int) -> int:
+    """Bytes that kernels keep for backward: `Kept`. The reference keeps nothing."""
+    states = -(-tokens // CHUNK) * size * columns
+    return heads * (tokens * (4 + CHUNK * itemsize) + states * itemsize)
+
+
+def workspace_bytes(key_heads: int, heads: int, size: int, columns: int, itemsize: int) -> int:
+    """Bytes per token that kernels need in backward, including the gradients that it returns."""
+    values = heads * columns
+    gradients = 2 * key_heads * size + values
+    inside = 2 * values + heads * (size * columns // CHUNK + 2 * CHUNK)  # written and wanted values, states, pairs
+    return itemsize * (gradients + inside) + 4 * 3 * heads
