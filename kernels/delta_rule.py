@@ -72,6 +72,24 @@ def gated_delta_rule_backward(
     return reference.gated_delta_rule_backward(dout_THV, q_TKC, k_TKC, v_THV, decay_TH, beta_TH, documents)
 
 
+def kept_bytes(tokens: int, heads: int, size: int, columns: int, itemsize: int) -> int:
+    """Bytes that kernels keep for backward: `Kept`. The reference keeps nothing."""
+    states = -(-tokens // CHUNK) * size * columns
+    return heads * (tokens * (4 + CHUNK * itemsize) + states * itemsize)
+
+
+def workspace_bytes(key_heads: int, heads: int, size: int, columns: int, itemsize: int) -> int:
+    """Upper bound of the bytes per token that kernels need in backward, including the gradients that they write.
+
+    For a multiple of CHUNK tokens.
+    """
+    values = heads * columns
+    gradients = 2 * key_heads * size + values
+    inside = 2 * values + heads * (size * columns // CHUNK + 2 * CHUNK)  # values that are written, states, interactions
+    statistics = heads * (3 + 2 * max(2, power_of_2(size) // 32))  # of decay and beta, also by columns of keys
+    return itemsize * (gradients + inside) + 4 * statistics
+
+
 def forward_triton(
     q: Tensor,
     k: Tensor,
