@@ -106,7 +106,7 @@ def forward_triton(
     size, count = q.shape[2], len(documents.first) - 1
     tile = tiles(q.dtype, target_of(q.device))
     interactions = torch.empty(tokens, heads, CHUNK, dtype=torch.float32, device=q.device)
-    scores, sums = _prepared(q, k, decay, beta, documents, interactions)
+    scores, sums = _prepared(q, k, decay, beta, documents, tile, interactions)
     inverses = torch.empty_like(scores)
     delta_scan.invert[len(documents.starts), heads](
         interactions, inverses, documents.starts, documents.ends, H=heads, L=CHUNK, B=BLOCK, num_warps=2
@@ -130,7 +130,7 @@ def backward_triton(
     (tokens, heads, columns), chunks, scale = v.shape, len(documents.starts), q.shape[2] ** -0.5
     tile = tiles(q.dtype, target_of(q.device))
     constants = _constants(q, v, tile)
-    scores, _ = _prepared(q, k, decay, beta, documents, None)
+    scores, _ = _prepared(q, k, decay, beta, documents, tile, None)
     dwanted, dstates = torch.empty_like(v), torch.empty_like(kept.states)
     delta_scan.scan_backward[heads * triton.cdiv(columns, tile.scan.values), len(documents.first) - 1](
         dout, q, k, kept.inverses, scores, kept.sums, beta, dwanted, dstates, documents.cu_seqlens, scale,
@@ -164,7 +164,7 @@ def backward_triton(
 
 
 def _prepared(
-    q: Tensor, k: Tensor, decay: Tensor, beta: Tensor, documents: Documents, interactions: Tensor | None
+    q: Tensor, k: Tensor, decay: Tensor, beta: Tensor, documents: Documents, tile: Tiles, interactions: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """P [T, H, L], in the type of q, and the running sums of decays; writes A to `interactions`, if given."""
     tokens, heads = decay.shape
@@ -173,7 +173,7 @@ def _prepared(
     delta_scan.prepare[len(documents.starts), q.shape[1]](
         q, k, decay, beta, documents.starts, documents.ends, interactions, scores, sums, q.shape[2] ** -0.5,
         HAS_INTERACTIONS=interactions is not None, K=q.shape[1], H=heads, C=q.shape[2], L=CHUNK,
-        CB=max(16, power_of_2(q.shape[2])), PRECISION=_precision(q.dtype), num_warps=4,
+        BC=tile.prepared, PRECISION=tile.scan.precision, num_warps=4, num_stages=1,
     )  # fmt: skip
     return scores, sums
 
@@ -183,10 +183,4 @@ def _constants(q: Tensor, v: Tensor, tile: Tiles) -> dict[str, Any]:
     block = max(tile.least, power_of_2(size))
     return {
         "K": keys, "H": v.shape[1], "C": size, "V": v.shape[2], "CB": block, "L": CHUNK,
-        "PRECISION": _precision(q.dtype),
     }  # fmt: skip
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """How products are computed: those of float32 without rounding operands."""
-    return "ieee" if dtype == torch.float32 else "tf32"

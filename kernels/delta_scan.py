@@ -43,25 +43,29 @@ def state_tile(base, place, value, column, H: tl.constexpr, C: tl.constexpr, V: 
 @jit
 def prepare(
     q, k, decay, beta, starts, ends, interactions, scores, sums, scale, HAS_INTERACTIONS: tl.constexpr,
-    K: tl.constexpr, H: tl.constexpr, C: tl.constexpr, L: tl.constexpr, CB: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, H: tl.constexpr, C: tl.constexpr, L: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """A and P of a chunk, and the running sums of its decays, for the value heads that read a key head."""
     chunk, key_head = tl.program_id(0), tl.program_id(1)
     start, end = tl.load(starts + chunk).to(tl.int64), tl.load(ends + chunk).to(tl.int64)
     if start == end:
         return
-    step, column = tl.arange(0, L), tl.arange(0, CB)
+    step = tl.arange(0, L)
     row, here = start + step, start + step < end
-    k_LC = tile(k + key_head * C, start, step, here, K * C, column, C)
-    q_LC = tile(q + key_head * C, start, step, here, K * C, column, C)
-    of_keys = tl.dot(k_LC, tl.trans(k_LC), input_precision=PRECISION)
-    of_queries = tl.dot(q_LC, tl.trans(k_LC), input_precision=PRECISION) * scale
+    of_keys, of_queries = tl.zeros((L, L), tl.float32), tl.zeros((L, L), tl.float32)
+    for part in range((C + BC - 1) // BC):
+        column = part * BC + tl.arange(0, BC)
+        k_LC = tile(k + key_head * C, start, step, here, K * C, column, C)
+        q_LC = tile(q + key_head * C, start, step, here, K * C, column, C)
+        of_keys = tl.dot(k_LC, tl.trans(k_LC), of_keys, input_precision=PRECISION)
+        of_queries = tl.dot(q_LC, tl.trans(k_LC), of_queries, input_precision=PRECISION)
     for repeat in range(H // K):
         head = key_head * (H // K) + repeat
         since = tl.cumsum(tl.load(decay + row * H + head, mask=here, other=0.0), 0)
         tl.store(sums + row * H + head, since, mask=here)
         between = tl.where(step[:, None] >= step[None, :], since[:, None] - since[None, :], float("-inf"))
         factors = tl.exp(between)
-        store_tile(scores + head * L, of_queries * factors, start, step, here, H * L, step, L)
+        store_tile(scores + head * L, of_queries * factors * scale, start, step, here, H * L, step, L)
         if HAS_INTERACTIONS:
             b = tl.load(beta + row * H + head, mask=here, other=0.0)
             a = tl.where(step[:, None] > step[None, :], b[:, None] * of_keys * factors, 0.0)

@@ -1,6 +1,6 @@
 """Sizes of the tiles of the gated delta rule's kernels, by architecture."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,10 +13,13 @@ class Launch(NamedTuple):
     values: int
     warps: int
     stages: int = 1
+    precision: str = "tf32"  # of products of float32: tf32x3 is three of tf32, with about the precision of float32
 
     @property
-    def options(self) -> dict[str, int]:
-        return {"BV": self.values, "num_warps": self.warps, "num_stages": self.stages}
+    def options(self) -> dict[str, Any]:
+        return {
+            "BV": self.values, "PRECISION": self.precision, "num_warps": self.warps, "num_stages": self.stages,
+        }  # fmt: skip
 
 
 class Tiles(NamedTuple):
@@ -27,15 +30,27 @@ class Tiles(NamedTuple):
     queries: Launch
     keys: Launch
     columns: int  # of keys, in a tile of the gradients of queries and keys
+    prepared: int  # of keys, in a tile of `prepare`
     least: int  # columns of keys that tiles of scans have at least
 
 
 # With tiles of fewer columns, Triton 3.6 compiles programs for Hopper that compute wrong products or read outside their
 # memory. Those of scans spill a few registers; they are the fastest of those that were tried on an H200.
-LARGE = Tiles(Launch(64, 8, 3), Launch(64, 4, 2), Launch(64, 4, 2), Launch(64, 4, 2), columns=64, least=128)
-SMALL = Tiles(Launch(32, 8), Launch(32, 4), Launch(64, 4), Launch(32, 8), columns=32, least=32)
+LARGE = Tiles(
+    Launch(64, 8, 3), Launch(64, 4, 2), Launch(64, 4, 2), Launch(64, 4, 2), columns=64, prepared=128, least=128
+)
+SMALL = Tiles(Launch(32, 8), Launch(32, 4), Launch(64, 4), Launch(32, 8), columns=32, prepared=64, least=32)
 TIGHT = SMALL._replace(keys=Launch(16, 8))
-WIDE = Tiles(Launch(16, 4), Launch(16, 4), Launch(16, 4), Launch(16, 4), columns=32, least=32)  # float32
+# Programs of float32 spill with any tiles. As products of tf32, `pairs` would need more shared memory than cards have.
+WIDE = Tiles(
+    Launch(16, 8, precision="tf32x3"),
+    Launch(16, 8, precision="ieee"),
+    Launch(16, 8, precision="tf32x3"),
+    Launch(16, 8, precision="tf32x3"),
+    columns=32,
+    prepared=32,
+    least=32,
+)
 
 
 def tiles(dtype: torch.dtype, target: Target) -> Tiles:
