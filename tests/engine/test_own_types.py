@@ -3,13 +3,21 @@
 import pytest
 import torch
 
+from rptrain.engine.distributed.traffic import Traffic
+from rptrain.engine.footprint import rounded_bytes
+from rptrain.engine.memory.share import Share
 from rptrain.engine.optim.loss_scale import LossScale
+from rptrain.engine.optim.traffic import update_bytes_of
 from rptrain.models.params import Unit
+from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.lora import LoRA
 from tests import own_types
 from tests.cases import BOTH, UPDATES
 
+from ..layouts import layout_of
 from . import half, plain, runs
+from .distributed import test_exactness as processes
+from .distributed.test_exactness import small_messages  # noqa: F401 - a fixture
 
 CFG = plain.GPT_OSS | {"num_hidden_layers": 2}
 STAGES = ("F0-0 F1-1 FB2-2 B1-1 B0-0", "FB0-2")
@@ -49,6 +57,18 @@ def test_parameters_that_are_trained_have_one_type():
     with pytest.raises(AssertionError, match="one type"):
         Unit("both", (param, own))
     assert Unit("both", (param, own), trainable=False).mixed
+
+
+def test_plans_count_their_bytes():
+    spec, layout = runs.build(CFG), layout_of(torch.bfloat16)
+    own, others = spec.units[-1], spec.units[1]
+    assert update_bytes_of(layout, [own]) == 4 + 2 * (4 + 8)
+    moved = 26 * others.numel + 28 * own.numel
+    assert update_bytes_of(layout, [others, own]) == moved / (others.numel + own.numel)
+    traffic = Traffic(Share(0, 2, 2), torch.bfloat16, "float32")
+    assert (traffic.weights(own), traffic.weights(others)) == (2 * own.numel, others.numel)
+    assert rounded_bytes(spec, layout) == 2 * max(unit.numel for unit in spec.units[1:])
+    assert rounded_bytes(freeze(spec, KINDS["only"]["frozen"]), layout) == 0
 
 
 @UPDATES
@@ -126,3 +146,19 @@ def test_small_moments(moments):
 
     one, other = (go(f"{stages} | N=2 M=4 MR=4") for stages in STAGES)
     assert_same(one, other)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@BOTH
+def test_same_bits_in_several_processes(asynchronous, dtype):
+    cfg = CFG | {"vocab_size": processes.VOCAB}
+    batches = plain.make_batches(3, micro_batches=12, vocab=processes.VOCAB)
+
+    def train(store, plan, **options):
+        return runs.train(store, batches, plan, **options)
+
+    options = {"asynchronous": asynchronous, "rate": 1e-2, **OPTIONS}
+    alone = processes.alone(cfg, {"dtype": dtype}, train, **options)
+    for found in processes.several(2, cfg, {"dtype": dtype}, train, **options):
+        assert_same(alone, found)
