@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 from rptrain.checkpoint.consistent import read_model
 from rptrain.checkpoint.export import export
 from rptrain.checkpoint.state import dtype_of
+from rptrain.models.weights.pretrained import stored_bytes
 
 from .. import own_types
 from .. import run_tools as tools
@@ -56,6 +57,10 @@ def test_exports_have_the_types_of_the_models_files(folder):
     assert types(export(run.path, folder / "half", "float16")) == ["float16", "float32", "float16"]
     wide = export(run.path, folder / "wide", "float32")
     assert types(wide) == ["float32"] * 3
+    _, spec = read_model(run.checkpoint_path(4))
+    for directory, dtype in ((same, torch.bfloat16), (wide, torch.float32)):
+        written = load_file(directory / "model.safetensors").values()
+        assert stored_bytes(spec, dtype) == sum(tensor.nbytes for tensor in written)
     ours, exact, before = (load_file(path / "model.safetensors") for path in (same, wide, folder / "model"))
     assert torch.equal(ours[SINKS[0]], exact[SINKS[0]])
     assert not torch.equal(ours[SINKS[1]].float(), exact[SINKS[1]]), "it is trained in float32"
