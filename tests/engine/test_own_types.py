@@ -12,7 +12,7 @@ from rptrain.models.params import Unit
 from rptrain.models.transforms.freeze import freeze
 from rptrain.models.transforms.lora import LoRA
 from tests import own_types
-from tests.cases import BOTH, UPDATES
+from tests.cases import BOTH, UPDATES, grid
 
 from ..layouts import layout_of
 from . import half, plain, runs
@@ -71,7 +71,8 @@ def test_plans_count_their_bytes():
     assert rounded_bytes(freeze(spec, KINDS["only"]["frozen"]), layout) == 0
 
 
-@UPDATES
+@pytest.mark.long
+@BOTH
 def test_equals_the_plain_loop(asynchronous):
     batches = plain.make_batches(3)
     with runs.make_store(CFG, torch.float64, asynchronous=asynchronous) as store:
@@ -123,7 +124,7 @@ KINDS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sizes", ["M=4 MR=4", "M=4 MR=1 R=2"], ids=["one-round", "replicas"])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @BOTH
@@ -136,7 +137,7 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, kind, siz
         assert_same(one, other)
 
 
-@pytest.mark.parametrize("moments", ["bf16", "int8"])
+@pytest.mark.parametrize("moments", [grid("bf16"), "int8"])
 def test_small_moments(moments):
     batches = plain.make_batches(3)
 

@@ -11,6 +11,7 @@ from rptrain.models.weights.pretrained import stored_bytes
 
 from .. import own_types
 from .. import run_tools as tools
+from ..cases import long
 
 BF16 = ("model.dtype=bfloat16", "train.max_steps=4", "save.save_steps=2")
 SINKS = [f"model.layers.{layer}.self_attn.sinks" for layer in range(2)]
@@ -36,7 +37,7 @@ def types(directory):
     return [str(tensors[name].dtype).removeprefix("torch.") for name in ("lm_head.weight", *SINKS)]
 
 
-@pytest.mark.parametrize(("update", "more"), [("async", ()), ("sync", (OTHERS,))], ids=["all", "only"])
+@pytest.mark.parametrize(("update", "more"), [("async", ()), long("sync", (OTHERS,))], ids=["all", "only"])
 def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(folder, update, more):
     kind = (*BF16, f"optim.update={update}", *more)
     run = tools.train_here(folder, *kind)
@@ -70,6 +71,7 @@ def test_exports_have_the_types_of_the_models_files(folder):
     assert types(again.model_path) == ["bfloat16", "float32", "bfloat16"]
 
 
+@pytest.mark.long
 def test_exports_of_a_run_from_random_weights_have_their_own_types(folder):
     run = tools.train_here(folder, *BF16, "model.init=random")
     assert types(run.model_path) == ["bfloat16", "float32", "float32"]
@@ -77,6 +79,7 @@ def test_exports_of_a_run_from_random_weights_have_their_own_types(folder):
     assert tools.generated(run.checkpoint_path(4), *asked) == tools.generated(run.model_path, *asked)
 
 
+@pytest.mark.long
 def test_a_frozen_base_keeps_them(folder):
     run = tools.train_here(folder, *BF16, LORA)
     merged, before = export(run.path, folder / "merged", merge=True), load_file(folder / "model/model.safetensors")
