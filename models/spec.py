@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
+
 from rptrain.models.layer import HeadLayer, Layer, LayerShape, Rotary
 from rptrain.models.params import Unit
 
@@ -32,6 +34,7 @@ class ModelShape:
     carried: tuple[str, ...] = ()  # patterns of tensors of its checkpoints that training leaves out
     has_experts: bool = False  # whether its class has experts, for transformers and PEFT: even if all layers are dense
     stored_prefixes: tuple[tuple[str, str], ...] = ()  # each of module names, and that of checkpoints
+    narrow: tuple[str, ...] = ()  # tensors that its files have in fewer bytes than their parameters' own types
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -75,6 +78,10 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         return sum(param.numel for unit in self.units for param in unit.params)
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the weights in a model of this type, dequantized."""
+        return sum(param.numel * param.dtype_in(dtype).itemsize for unit in self.units for param in unit.params)
 
 
 @dataclass(frozen=True)
