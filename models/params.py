@@ -14,8 +14,8 @@ from rptrain.kernels.quant import FP8_NAME, Format, Quantized
 
 ALIGNMENT = 128  # elements: 256 bytes in 16-bit types, the widest vector loads and DMA bursts in use
 
-# A layer's parameters by name: tensors in the model's dtype. Those that `Param.in_fp8` marks may be FP8Weights, which
-# only products read.
+# A layer's parameters by name: tensors in the model's dtype, or in that of `Param.dtype_in`. Those that `Param.in_fp8`
+# marks may be FP8Weights, which only products read.
 Params = Mapping[str, Any]
 # Gradient accumulators of the trainable parameters, with their shapes, float32 (float64 for float64).
 Grads = Mapping[str, Tensor]
@@ -48,14 +48,19 @@ class Param:
     decay: bool = True
     std: float | None = 0.02  # standard deviation of the normal initialization; 0: zeros, None: ones
     bound: float | None = None  # bound of a uniform initialization instead
+    log_uniform: tuple[float, float] | None = None  # or the bounds of a uniform number, of which this is the logarithm
     stack: Stack | None = None  # alternative to the parts in checkpoints
     format: Format | None = None  # of a frozen parameter in 4 or 8 bits
     in_fp8: bool = False  # whether layers multiply with it in FP8: models/transforms/fp8.py
-    dtype: torch.dtype | None = None  # of a frozen parameter, in memory and in checkpoints; None: the model's
+    dtype: torch.dtype | None = None  # a type of its own: see `dtype_in`; None: the model's
 
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    def dtype_in(self, model: torch.dtype) -> torch.dtype:
+        """The type in which a model of this type holds the parameter: its own, unless the model's is wider."""
+        return wider(self.dtype or model, model)
 
     @property
     def transposed(self) -> bool:
@@ -80,7 +85,7 @@ class Param:
         """Bytes in its unit's flat buffer, padding included."""
         if self.format is not None:
             return self.format.nbytes(self.numel)
-        return _padded(self.numel) * (itemsize if self.dtype is None else self.dtype.itemsize)
+        return _padded(self.numel) * max(itemsize, self.dtype.itemsize if self.dtype else 0)
 
     def fp8_bytes(self, *, columns: bool) -> int:
         """Bytes of the parameter in FP8, padding included; `columns`: with its transposed codes."""
@@ -140,15 +145,20 @@ class Unit:
 
     Layers refer to units; with tied embeddings, the embedding and the head refer to the same unit. A unit that is not
     `trainable` is frozen: it has one generation, no gradient and no states, and never changes. Its parameters may be
-    quantized or have types of their own; its flat buffer then has `nbytes` bytes.
+    quantized or have several types; it is then `mixed`, and its flat buffer has `nbytes` bytes.
 
-    A trainable unit with parameters in FP8 has a wire format: codes and scales of these, and the other parameters in
-    the model's type. Devices read it in place of the flat buffer.
+    The parameters of a trainable unit have one type, that of `dtype_in`: its weights are held, uploaded, updated and
+    saved in it, and its gradients are downloaded in it or in a wider one. With parameters in FP8, the unit has a wire
+    format: codes and scales of these, and the other parameters in the unit's type. Devices read it in place of the flat
+    buffer.
     """
 
     name: str
     params: tuple[Param, ...]
     trainable: bool = True
+
+    def __post_init__(self) -> None:
+        assert not (self.trainable and self.mixed), f"{self.name}: parameters that are trained have one type"
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -169,8 +179,12 @@ class Unit:
 
     @cached_property
     def mixed(self) -> bool:
-        """Whether the flat buffer is bytes, because not all parameters are in the model's type."""
-        return any(param.format is not None or param.dtype is not None for param in self.params)
+        """Whether the flat buffer is bytes, because not all parameters are in one type."""
+        return bool(self.quantized) or len({param.dtype for param in self.params}) > 1
+
+    def dtype_in(self, model: torch.dtype) -> torch.dtype:
+        """The type of the flat buffer in a model of this type, unless the unit is mixed."""
+        return self.params[0].dtype_in(model)
 
     @cached_property
     def in_fp8(self) -> tuple[Param, ...]:
@@ -237,7 +251,9 @@ class Unit:
         return sum(p.fp8_bytes(columns=False) if p.in_fp8 else p.nbytes(itemsize) for p in self.params)
 
     def wire_views(self, buffer: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, fp8.FP8Weight]]:
-        """The parameters as views of the wire format's bytes: those in `dtype`, and those in FP8, without columns."""
+        """The parameters as views of the wire format's bytes, in a model in `dtype`: those in the unit's type, and
+        those in FP8, without columns.
+        """
         plain, weights, at = dict[str, Tensor](), dict[str, fp8.FP8Weight](), 0
         for param in self.params:
             if param.in_fp8:
@@ -245,7 +261,8 @@ class Unit:
                 at += param.fp8_bytes(columns=False)
             else:
                 nbytes = param.nbytes(dtype.itemsize)
-                plain[param.name] = buffer[at : at + nbytes].view(dtype)[: param.numel].view(param.shape)
+                flat = buffer[at : at + nbytes].view(param.dtype_in(dtype))
+                plain[param.name] = flat[: param.numel].view(param.shape)
                 at += nbytes
         return plain, weights
 
@@ -255,17 +272,17 @@ class Unit:
         return sum(_padded(param.numel) for param in self.quantized)
 
     def nbytes(self, itemsize: int) -> int:
-        """Bytes of the flat buffer; parameters in the model's type have `itemsize` bytes per element."""
+        """Bytes of the flat buffer in a model whose type has `itemsize` bytes."""
         return sum(param.nbytes(itemsize) for param in self.params)
 
     def stored_views(self, flat: Tensor, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Quantized]]:
-        """The parameters as views of the flat buffer's bytes: in `dtype` or a type of their own, and quantized ones."""
+        """The parameters as views of the flat buffer's bytes in a model in `dtype`: as they are, and quantized ones."""
         plain, quantized, at = dict[str, Tensor](), dict[str, Quantized](), 0
         for param in self.params:
             mine = flat[at : at + param.nbytes(dtype.itemsize)]
             at += len(mine)
             if param.format is None:
-                plain[param.name] = mine.view(param.dtype or dtype)[: param.numel].view(param.shape)
+                plain[param.name] = mine.view(param.dtype_in(dtype))[: param.numel].view(param.shape)
             else:
                 quantized[param.name] = Quantized.of(mine, param.numel, param.format)
         return plain, quantized
@@ -282,6 +299,11 @@ class Unit:
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The parameters as views of a flat buffer of `numel` elements."""
         return {s.param.name: flat[s.offset : s.stop].view(s.param.shape) for s in self.segments}
+
+
+def wider(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    """The type with more bytes; the second of equally wide ones."""
+    return first if first.itemsize > second.itemsize else second
 
 
 def _places(params: Iterable[Param], flat: Tensor) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ class ModelShape:
     carried: tuple[str, ...] = ()  # patterns of tensors of its checkpoints that training leaves out
     has_experts: bool = False  # whether its class has experts, for transformers and PEFT: even if all layers are dense
     stored_prefixes: tuple[tuple[str, str], ...] = ()  # each of module names, and that of checkpoints
+    narrow: tuple[str, ...] = ()  # tensors that its files have in fewer bytes than their parameters' own types
 
     @property
     def text_config(self) -> Mapping[str, Any]:

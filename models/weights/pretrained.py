@@ -79,9 +79,9 @@ class _Place:
         """The shapes, by name, of alternative 4-bit tensors."""
         return mxfp4.shapes(self.part.key, self.shape) if self.part.mxfp4 else {}
 
-    def stored(self, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape, and the type in the checkpoint of a model in `dtype`."""
-        return self.shape, self.param.dtype or dtype
+    def stored(self, dtype: torch.dtype, narrow: Collection[str]) -> Entry:
+        """The shape, and the type in the checkpoint of a model in `dtype` with these `narrow` tensors."""
+        return self.shape, dtype if self.part.key in narrow else self.param.dtype_in(dtype)
 
     def of(self, view: View) -> Tensor:
         return view(self.unit, self.param.name)[self.start : self.start + self.part.rows]
@@ -264,7 +264,7 @@ def not_finite(spec: ModelSpec, view: StoredView, units: Collection[int] | None 
 
 
 def initialize(spec: ModelSpec, view: StoredView, seed: int, units: Collection[int] | None = None) -> None:
-    """Initializes the weights of all or some units: normal, uniform, zeros or ones.
+    """Initializes the weights of all or some units: normal, uniform or its logarithm, zeros or ones.
 
     A tensor's values depend only on the seed and its name.
     """
@@ -303,13 +303,20 @@ class _Own(threading.local):
 
 def _drawn(out: Tensor, param: Param, generator: torch.Generator) -> Tensor:
     """Fills `out` (float32) with random numbers and returns it."""
-    if param.bound is None:
-        assert param.std is not None
-        return out.normal_(0, param.std, generator=generator)
-    whole = torch.empty(len(out), dtype=torch.int64).random_(1 << 24, generator=generator)
-    return out.copy_(
-        ((whole.double() + 0.5) * 2.0**-23 - 1) * param.bound
-    )  # rounded once, so the same on every machine
+    if param.log_uniform is not None:
+        low, high = param.log_uniform
+        return out.copy_((low + _shares(len(out), generator) * (high - low)).log_())
+    if param.bound is not None:
+        return out.copy_((2 * _shares(len(out), generator) - 1) * param.bound)
+    assert param.std is not None
+    return out.normal_(0, param.std, generator=generator)
+
+
+def _shares(count: int, generator: torch.Generator) -> Tensor:
+    """Uniform numbers between 0 and 1, in float64: what is computed from them is rounded once, so that it is the same
+    on every machine.
+    """
+    return (torch.empty(count, dtype=torch.int64).random_(1 << 24, generator=generator).double() + 0.5) * 2.0**-24
 
 
 def save(
@@ -332,7 +339,7 @@ def save(
     if old := sorted(path.name for path in directory.glob("*.safetensors*")):
         raise UserError(f"{directory} already holds weights ({old[0]}); save to another directory")
     places = _places(spec)
-    own = {spec.stored_name(key): place.stored(dtype) for key, place in places.items()}
+    own = {spec.stored_name(key): place.stored(dtype, spec.narrow) for key, place in places.items()}
     entries = carried.entries | own
     shards = [*_shards(carried.entries, max_shard_bytes), *_shards(own, max_shard_bytes)]
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
@@ -361,10 +368,17 @@ def _config(spec: ModelShape, dtype: torch.dtype) -> dict[str, Any]:
 
 def stored_bytes(spec: ModelShape, dtype: torch.dtype) -> int:
     """Bytes of the weights in a checkpoint of a model in `dtype`."""
-    return sum(_nbytes((param.shape, param.dtype or dtype)) for unit in spec.units for param in unit.params)
+    return sum(_nbytes(place.stored(dtype, spec.narrow)) for place in _places(spec).values())
 
 
-def _places(spec: ModelSpec, units: Collection[int] | None = None) -> dict[str, _Place]:
+def narrow(spec: ModelShape, files: WeightFiles) -> tuple[str, ...]:
+    """`ModelShape.narrow` of a model with these files."""
+    params = (param for unit in spec.units for param in unit.params)
+    own = {part.key: param.dtype for param in params if param.dtype for part in param.parts}
+    return tuple(key for key, dtype in own.items() if files.tensors[key].dtype.itemsize < dtype.itemsize)
+
+
+def _places(spec: ModelShape, units: Collection[int] | None = None) -> dict[str, _Place]:
     """Places by tensor name, of all or some units."""
     places = {}
     for index, unit in enumerate(spec.units):

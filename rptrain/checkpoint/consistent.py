@@ -13,7 +13,7 @@ import torch
 
 from rptrain.checkpoint import frozen
 from rptrain.checkpoint.atomic_dir import BASE, STATE, Damaged
-from rptrain.checkpoint.state import read_state
+from rptrain.checkpoint.state import dtype_of, read_state
 from rptrain.checkpoint.unit_files import by_unit, elements, unit_file
 from rptrain.checkpoint.unit_tensors import DTYPES, Layout, file_layout
 from rptrain.engine.memory.moments import kind_of, layout
@@ -47,21 +47,24 @@ def read_model(checkpoint: Path) -> tuple[dict[str, Any], ModelSpec]:
     if differing := units.keys() ^ names.keys():
         raise _other_model(checkpoint, min(differing))
     first = next(iter(state["units"].values()))
+    dtype = dtype_of(state)
     for whole, unit in units.items():
+        own = DTYPES[unit.dtype_in(dtype)]
         parts = elements(checkpoint, names[whole], unit.numel)
         wired = _is_wired(state["units"][next(iter(parts))])
         for name, part in parts.items():
             stored = state["units"][name]
-            if _kinds(stored) != _kinds(first) or stored != _expected(part, stored, wired=wired):
+            alike = stored["param"]["dtype"] == own and _kinds(stored) == _kinds(first)
+            if not alike or stored != _expected(part, stored, wired=wired):
                 raise _other_model(checkpoint, name)
             _check_header(checkpoint / name, stored)
-    _check_progress(checkpoint, meta, first["param"]["dtype"])
+    _check_progress(checkpoint, meta, DTYPES[dtype])
     return state, spec
 
 
-def _kinds(stored: Layout) -> dict[str, str]:
-    """The types of a unit's tensors, which all units share, but for those of weights that devices read in FP8."""
-    return {name: "" if name == "previous" else tensor["dtype"] for name, tensor in stored.items()}
+def _kinds(stored: Layout) -> tuple[str, bool]:
+    """What all units share: the type of the moments, and whether there is a previous generation."""
+    return stored["exp_avg"]["dtype"], "previous" in stored
 
 
 def _is_wired(stored: Layout) -> bool:

@@ -6,6 +6,7 @@ digests of the tensors in the files (models/weights/digests.py), which do not de
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def spec_of(checkpoint: Path, meta: Mapping[str, Any]) -> ModelSpec:
     """The model of a checkpoint, with the adapters or frozen units of its run. UserError if it has none."""
     check_base(checkpoint, meta)
     spec = registry.build(read_config(checkpoint / BASE))
+    spec = replace(spec, narrow=tuple(meta.get("narrow", ())))
     if "lora" in meta:
         if "frozen" not in meta:
             raise UserError("meta.lora needs meta.frozen, which is missing")

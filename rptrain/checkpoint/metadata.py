@@ -101,6 +101,8 @@ class _Meta:
     lora: _Adapter = MISSING
     ends: list[NonNegativeInt] = MISSING
     padding_row: NonNegativeInt = MISSING
+    dtype: Literal["bfloat16", "float16", "float32", "float64"] = MISSING
+    narrow: list[str] = MISSING
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ from rptrain.engine.memory import wire
 from rptrain.engine.memory.moments import kind_of
 from rptrain.engine.memory.unit_state import UnitState
 from rptrain.models.base_files import BaseFile, base_files, with_replaced
+from rptrain.utils.dtypes import DTYPES as MODEL_DTYPES
 from rptrain.utils.errors import UserError
 from rptrain.utils.file_state import FileState
 from rptrain.utils.parallel import in_parallel
@@ -278,7 +279,9 @@ def _converted(state: UnitState, stored: Layout) -> dict[str, SavedTensor]:
 
 
 def dtype_of(state: Mapping[str, Any]) -> torch.dtype:
-    """The dtype of the parameters of a checkpoint, from the result of `read_state`."""
+    """The dtype of a checkpoint's model, from the result of `read_state`."""
+    if "dtype" in state["meta"]:
+        return MODEL_DTYPES[state["meta"]["dtype"]]
     name = next(iter(state["units"].values()))["param"]["dtype"]
     return next(dtype for dtype, known in DTYPES.items() if known == name)
 

@@ -44,7 +44,7 @@ class UnitReader:
         return sum(len(header(layout)) + _parameter_bytes(layout) for layout in self._units.values())
 
     def read(self, index: int, flat: Tensor) -> None:
-        """Fills the flat buffer of a unit's parameters, in the run's dtype. Damaged if a file is not as it was."""
+        """Fills the flat buffer of a unit's parameters, in its type. Damaged if a file is not as it was."""
         unit = self._spec.units[index]
         for name, part in elements(self._checkpoint, self._names[unit_file(index, unit.name)], unit.numel).items():
             file, entry = self._checkpoint / name, self._files[name]

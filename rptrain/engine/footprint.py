@@ -153,10 +153,9 @@ def largest_layer(spec: ModelShape, dtype: torch.dtype) -> int:
 
 def rounded_bytes(spec: ModelShape, layout: StepLayout) -> int:
     """Bytes of the buffer through which rounded gradients are downloaded; none if the accumulators are."""
-    if layout.grad_dtype == layout.wide:
-        return 0
-    units = {unit for layer in spec.stack for unit in spec.trained(layer.units)}
-    return min(CHUNK_BYTES, max((spec.units[unit].numel for unit in units), default=0) * layout.dtype.itemsize)
+    units = [spec.units[unit] for layer in spec.stack for unit in spec.trained(layer.units)]
+    rounded = (unit.numel for unit in units if layout.grad_dtype_of(unit) != layout.wide)
+    return min(CHUNK_BYTES, max(rounded, default=0) * layout.grad_dtype.itemsize)
 
 
 def ring_parts(spec: ModelShape, stages: Sequence[Stage], layout: StepLayout) -> tuple[int, int, int]:

@@ -184,13 +184,7 @@ def _from_checkpoint(checkpoint: Path) -> Model:
 
     def load(flats: Sequence[Tensor]) -> None:
         def read(reader: UnitReader, index: int) -> None:
-            unit = spec.units[index]
-            whole = flats[index].view(dtype) if not unit.mixed else torch.empty(unit.numel, dtype=dtype)
-            reader.read(index, whole)
-            if unit.mixed:
-                plain, _ = unit.stored_views(flats[index], dtype)
-                for name, tensor in unit.views(whole).items():
-                    plain[name].copy_(tensor)
+            reader.read(index, flats[index].view(spec.units[index].dtype_in(dtype)))
 
         try:
             reader = UnitReader(checkpoint, state, spec)

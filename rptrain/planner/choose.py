@@ -113,7 +113,6 @@ def layer_costs(
     several processes, each updates its share; measured times of updates are those of a process's share.
     """
     itemsize, wide = layout.dtype.itemsize, layout.wide.itemsize
-    grad = layout.grad_dtype.itemsize
     own = 1 if layout.share is None else 1 / layout.share.world
     updates = {
         index: own
@@ -130,7 +129,7 @@ def layer_costs(
     updated: set[int] = set()
     for index, layer in enumerate(spec.stack):
         units = [spec.units[unit] for unit in layer.units]
-        trained = sum(unit.numel for unit in units if unit.trainable)
+        trained = [unit for unit in units if unit.trainable]
         forward, backward = map(machine.card.seconds, layer_work(spec, layer, layout))
         if measured is not None:
             forward, backward = measured.forward[index] or forward, measured.backward[index]
@@ -141,10 +140,10 @@ def layer_costs(
                 forward,
                 backward if measured is not None and layer is spec.head else forward + backward,
                 sum(unit.wire_bytes(itemsize) for unit in units),
-                trained * grad,
+                sum(unit.numel * layout.grad_dtype_of(unit).itemsize for unit in trained),
                 layer.kept_bytes(layout.tokens, itemsize),
                 sum(updates[unit] for unit in new),
-                trained * wide,
+                sum(unit.numel for unit in trained) * wide,
                 sum(unit.prepared_bytes(itemsize, backward=True) for unit in units),
                 sum(exchange.add[unit] for unit in spec.trained(layer.units)),
                 sum(exchange.reduce[unit] for unit in spec.trained(layer.units)) + (0 if index else exchange.rows),

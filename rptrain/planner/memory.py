@@ -8,6 +8,8 @@ from math import ceil, prod
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from rptrain.checkpoint.adapter import shapes
 from rptrain.checkpoint.atomic_dir import SLACK
 from rptrain.config.schema import Config
@@ -364,9 +366,8 @@ def _disk(config: Config, spec: ModelShape, layout: StepLayout, saved: int) -> M
     to be written.
     """
     itemsize, moments = layout.dtype.itemsize, bytes_each(layout.moments, layout.wide)
-    rest = sum(kind.itemsize for kind in REST.get(layout.dtype, {}).values())
     trained = [unit for unit in spec.units if unit.trainable]
-    one = int((itemsize + moments + rest) * sum(unit.numel for unit in trained))
+    one = int(sum((_weight_bytes(unit.dtype_in(layout.dtype)) + moments) * unit.numel for unit in trained))
     if layout.asynchronous:
         one += sum(unit.wire_bytes(itemsize) for unit in trained)  # the generation before
     written, keep = saves(config), config.save.save_total_limit
@@ -399,6 +400,11 @@ def _disk(config: Config, spec: ModelShape, layout: StepLayout, saved: int) -> M
         source,
         tuple(notes),
     )
+
+
+def _weight_bytes(dtype: torch.dtype) -> int:
+    """Bytes of a master weight whose parameter has this type."""
+    return dtype.itemsize + sum(kind.itemsize for kind in REST.get(dtype, {}).values())
 
 
 def saves(config: Config) -> int | None:

@@ -26,7 +26,7 @@ from rptrain.runs.view.run_view import RunView
 from rptrain.train.end import RunEnd
 from rptrain.train.group import Group
 from rptrain.train.job import Job, prepare_job, resolve_auto
-from rptrain.train.resume import Resume, with_recorded_padding
+from rptrain.train.resume import Resume, with_recorded
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.errors import UserError
 from rptrain.utils.liveness import progressed
@@ -218,7 +218,7 @@ def _prepare(
     check_adapters(job.config, job.files)
     if resumed:
         assert found is not None
-        job = with_recorded_padding(job, found[1])
+        job = with_recorded(job, found[1])
     return resolved, job
 
 

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,8 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     spec = for_hardware(spec, config, hardware)
     with phase("checking the model's files", unit=""):
         files = find_files(config, model_dir, spec) if weights_needed or spec.frozen or spec.carried else None
+    if files is not None:
+        spec = replace(spec, narrow=pretrained.narrow(spec, files))
     initial_adapter = adapter_of(config, spec) if weights_needed and files is not None else None
     if weights_needed:
         padding.check(spec, model_dir)

@@ -128,10 +128,13 @@ def restore(
     return path, state
 
 
-def with_recorded_padding(job: Job, checkpoint: Path) -> Job:
-    """The job with the padding row of the run that wrote a checkpoint; earlier versions had none."""
-    row = read_state(checkpoint)["meta"].get("padding_row")
-    return replace(job, spec=replace(job.spec, padding_row=row))
+def with_recorded(job: Job, checkpoint: Path) -> Job:
+    """The job with what the run that wrote a checkpoint recorded: its padding row, which earlier versions did not have,
+    and the tensors that its model's files have in a narrower type.
+    """
+    meta = read_state(checkpoint)["meta"]
+    spec = replace(job.spec, padding_row=meta.get("padding_row"), narrow=tuple(meta.get("narrow", ())))
+    return replace(job, spec=spec)
 
 
 def _is_same(saved: str | None, sequences: Sequences, meta: Mapping[str, Any]) -> bool:

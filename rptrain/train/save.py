@@ -179,6 +179,7 @@ def checkpoint_meta(
         "data": job.sequences.content_hash,
         "data_hash": "arrays",  # what the hashes of data cover; absent: see `data.earlier`
         "model_dir": str(job.model_dir.absolute()),
+        "dtype": job.config.model.dtype,
     }
     if job.validation is not None:
         data, best, bad = job.validation.sequences.content_hash, early_stopping.best, early_stopping.bad
@@ -195,4 +196,6 @@ def checkpoint_meta(
         meta["ends"] = list(job.ends)
     if job.spec.padding_row is not None:
         meta["padding_row"] = job.spec.padding_row  # absent: look-ups train all rows, as in earlier versions
+    if job.spec.narrow:
+        meta["narrow"] = list(job.spec.narrow)
     return meta

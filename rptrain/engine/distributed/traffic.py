@@ -17,7 +17,7 @@ class Traffic:
     """The traffic of a run whose weights are of `dtype`, and whose gradients are sent in `reduce_dtype`."""
 
     def __init__(self, share: Share, dtype: torch.dtype, reduce_dtype: ReduceDtype) -> None:
-        self._share, self._itemsize, self._wide = share, dtype.itemsize, accumulate_dtype(dtype)
+        self._share, self._dtype, self._wide = share, dtype, accumulate_dtype(dtype)
         self._sent = torch.bfloat16.itemsize if reduce_dtype == "bfloat16" else self._wide.itemsize
         everyone = (share.of(rank) for rank in range(share.world))
         self._trees = [subtrees(one.groups, share.replicas) for one in everyone]
@@ -40,4 +40,4 @@ class Traffic:
 
     def weights(self, unit: Unit) -> float:
         """A unit's updated weights."""
-        return unit.numel * self._itemsize * self._others
+        return unit.numel * unit.dtype_in(self._dtype).itemsize * self._others

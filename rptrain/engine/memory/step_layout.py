@@ -7,6 +7,7 @@ import torch
 
 from rptrain.engine.memory.moments import Moments
 from rptrain.engine.memory.share import Share
+from rptrain.models.params import Unit
 
 ReduceDtype = Literal["float32", "bfloat16"]  # "float32": sums are sent as they are
 
@@ -70,8 +71,12 @@ class StepLayout:
 
     @property
     def grad_dtype(self) -> torch.dtype:
-        """The dtype in which gradients are downloaded."""
+        """The dtype in which gradients of units without a type of their own are downloaded."""
         return self.wide if self.wide_grad else self.dtype
+
+    def grad_dtype_of(self, unit: Unit) -> torch.dtype:
+        """The dtype in which the gradient of a unit is downloaded."""
+        return self.wide if self.wide_grad else unit.dtype_in(self.dtype)
 
     def width(self, devices: int) -> int:
         """The devices of each group."""

@@ -35,7 +35,8 @@ class ModelStore:
     several rounds the gradient is a float32 partial sum, which takes 2 more. Instead of 8 bytes, moments take 4 as
     `bf16` and 2 1/16 as `int8`. A wired parameter in FP8 has one generation of its own and codes of 1 byte, in async
     twice: sync 15, async 16. A frozen parameter takes 2, or what its format needs (models/weights/quantized.py). Units
-    in `file_backed` take none; their files are closed with the store.
+    in `file_backed` take none; their files are closed with the store. A unit with a type of its own takes what a model
+    in that type does.
     """
 
     def __init__(
@@ -50,7 +51,6 @@ class ModelStore:
         assert layout.wide_grad or layout.replicas == 1
         assert layout.file_backed == (file_backed is not None)
         self.spec, self.layout, self._file_backed = spec, layout, file_backed
-        self._buffers = _buffers(layout)
         self._arena = Arena(sum(self.sizes(spec, layout).values()))
         self.units = [self._unit(index, unit) for index, unit in enumerate(spec.units)]
         if lock:
@@ -62,14 +62,14 @@ class ModelStore:
 
         `copied`: only of what GPUs copy.
         """
-        dtype, buffers = layout.dtype, _buffers(layout)
+        dtype = layout.dtype
         sizes = {"frozen": frozen_bytes(spec, dtype, file_backed=layout.file_backed)}
         if copied and 0 in spec.frozen and not _copied(spec, 0, "params"):
             sizes["frozen"] -= aligned(spec.units[0].nbytes(dtype.itemsize))
         trained = spec.trained(range(len(spec.units)))
         for index in trained:
             own = _own(spec, index, layout.share)
-            for name, kind, shared in _of(spec, index, buffers):
+            for name, kind, shared in _buffers(spec, index, layout):
                 if copied and not _copied(spec, index, name):
                     continue
                 numel = spec.units[index].numel if name in WHOLE else own.stop - own.start
@@ -81,7 +81,7 @@ class ModelStore:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
+        """The dtype of the weights of units without a type of their own."""
         return self.layout.dtype
 
     @property
@@ -114,7 +114,7 @@ class ModelStore:
         buffers: dict[str, list[Tensor]] = {}
         sent = [unit.wire_bytes(self.dtype.itemsize)] * self.layout.generations if unit.wired else []
         own = _own(self.spec, index, self.layout.share)
-        for name, dtype, shared in _of(self.spec, index, self._buffers):
+        for name, dtype, shared in _buffers(self.spec, index, self.layout):
             numel = unit.numel if name in WHOLE else own.stop - own.start
             taken = self._arena.take(numel // shared, dtype, copied=_copied(self.spec, index, name))
             buffers.setdefault(name, []).append(taken)
@@ -178,26 +178,21 @@ class ModelStore:
 Buffers = Sequence[tuple[str, torch.dtype, int]]  # name, dtype, elements of a unit per entry
 
 
-def _buffers(layout: StepLayout) -> Buffers:
-    """The buffers of a trainable unit."""
-    params, grad = ("params", layout.dtype, 1), ("grad", layout.grad_dtype, 1)
-    rest = ((name, kind, 1) for name, kind in REST.get(layout.dtype, {}).items())
-    averages = moments.layout(layout.moments, layout.wide)
-    return [*[params] * layout.generations, *[grad] * layout.replicas, *averages, *rest]
-
-
-def _of(spec: ModelShape, index: int, buffers: Buffers) -> Buffers:
+def _buffers(spec: ModelShape, index: int, layout: StepLayout) -> Buffers:
     """The buffers of a unit, without the wire; a frozen one has only its parameters, in one generation.
 
     An embedding that is not tied has one gradient: the host computes it.
     """
     unit = spec.units[index]
+    dtype = unit.dtype_in(layout.dtype)
+    params, grad = ("params", dtype, 1), ("grad", layout.grad_dtype_of(unit), 1)
     if not unit.trainable:
-        return buffers[:1]
-    if index == 0 and not spec.tied:
-        grads = [buffer for buffer in buffers if buffer[0] == "grad"]
-        buffers = [*(buffer for buffer in buffers if buffer[0] != "grad"), grads[0]]
-    return [buffers[0], *(buffer for buffer in buffers if buffer[0] != "params")] if unit.wired else buffers
+        return [params]
+    generations = 1 if unit.wired else layout.generations
+    grads = 1 if index == 0 and not spec.tied else layout.replicas
+    rest = ((name, kind, 1) for name, kind in REST.get(dtype, {}).items())
+    averages = moments.layout(layout.moments, layout.wide)
+    return [*[params] * generations, *[grad] * grads, *averages, *rest]
 
 
 def _copied(spec: ModelShape, index: int, name: str) -> bool:

@@ -32,8 +32,18 @@ def update_bytes(dtype: torch.dtype, moments: Moments, *, wide_grad: bool = Fals
 
 def update_bytes_of(layout: StepLayout, units: Iterable[Unit]) -> float:
     """Bytes per parameter that the update of trainable units reads and writes."""
-    codes = fraction_of_codes(units)
-    return update_bytes(layout.dtype, layout.moments, wide_grad=layout.wide_grad, codes=codes)
+    units = [*units]
+    moved = (
+        unit.numel
+        * update_bytes(
+            unit.dtype_in(layout.dtype),
+            layout.moments,
+            wide_grad=layout.wide_grad,
+            codes=fraction_of_codes([unit]),
+        )
+        for unit in units
+    )
+    return sum(moved) / sum(unit.numel for unit in units)
 
 
 def thread_rate(moments: Moments) -> float:

@@ -32,7 +32,7 @@ class DeviceLink:
     context: Context
     device: Device
     staging: Staging | None  # if some units are file-backed
-    rounded: Tensor | None  # through which gradients are rounded, a chunk at a time
+    rounded: Tensor | None  # through which gradients are rounded, a chunk at a time; None: none are
 
 
 class _Transfer(ABC):
@@ -185,7 +185,8 @@ def staged(
 class Download(_Transfer):
     """Downloads a stage's gradients during the slot after it, the last layers first, because async updates them first.
 
-    Each chunk is first rounded into the link's buffer, if it has one, which all chunks share: the stream orders them.
+    Chunks that are downloaded in another type are first rounded into the link's buffer, which all of them share: the
+    stream orders them.
 
     Windows have DRAINED bytes, or more if there are too few micro-batches, and do not spread over the whole slot: the
     update cannot begin before the last window, and the iteration after the next waits for it.
@@ -220,7 +221,8 @@ class Download(_Transfer):
         source = self._source[offset + chunk.start : offset + chunk.stop]
         target = self._context.store.units[chunk.unit].grads[self._group][chunk.start : chunk.stop]
         self._recorder.downloaded(target.nbytes)
-        self._move("download", self._where, chunk.unit, target, source, self._rounded)
+        rounded = None if target.dtype == source.dtype else self._rounded
+        self._move("download", self._where, chunk.unit, target, source, rounded)
         self._left[chunk.unit] -= 1
         if not self._left[chunk.unit]:
             event = self._stream.record()
