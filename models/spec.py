@@ -32,6 +32,7 @@ class ModelShape:
     carried: tuple[str, ...] = ()  # patterns of tensors of its checkpoints that training leaves out
     has_experts: bool = False  # whether its class has experts, for transformers and PEFT: even if all layers are dense
     stored_prefixes: tuple[tuple[str, str], ...] = ()  # each of module names, and that of checkpoints
+    read_prefixes: tuple[tuple[str, str], ...] = ()  # likewise, of checkpoints that are read, but not written
     narrow: tuple[str, ...] = ()  # tensors that its files have in fewer bytes than their parameters' own types
 
     @property
@@ -41,7 +42,7 @@ class ModelShape:
 
     def module_name(self, name: str) -> str:
         """The name among modules, which is used everywhere else, of a tensor in a checkpoint."""
-        for module, stored in self.stored_prefixes:
+        for module, stored in (*self.stored_prefixes, *self.read_prefixes):
             if name.startswith(stored):
                 return module + name.removeprefix(stored)
         return name

@@ -153,11 +153,11 @@ def model(
     layers: Sequence[Layer],
     *,
     logits_scale: float = 1.0,
-    frozen: Mapping[int, Unit] | None = None,
+    extra: Mapping[int, Unit] | None = None,
 ) -> ModelSpec:
     """The decoder with these blocks, an embedding, a last norm and a head.
 
-    `frozen`: units of layers, by their numbers, in addition to `blocks`.
+    `extra`: units of layers, by their numbers, in addition to `blocks`.
     """
     embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
     units = [embed, *blocks, Unit("norm", (norm("norm", "model.norm", shape.hidden),))]
@@ -169,7 +169,7 @@ def model(
         projection += 1
     name = "embed" if shape.tied else "head"
     layers = list(layers)
-    for index, unit in (frozen or {}).items():
+    for index, unit in (extra or {}).items():
         layers[index] = replace(cast(Any, layers[index]), units=(*layers[index].units, len(units)))
         units.append(unit)
     return ModelSpec(

@@ -54,7 +54,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     attention = decoder.attention(shape, qk_norm=qk_norm, qkv_bias=biases)
     mlp = MLP.of(shape.hidden, shape.intermediate)
     mixture = MoE.of(shape.hidden, intermediate, router, shared=SharedMLP.of(shape.hidden, shared))
-    units, blocks, frozen = [], [], {}
+    units, blocks, corrections = [], [], {}
     for index in range(shape.layers):
         if index < dense:
             units.append(decoder.dense_unit(shape, index, attention))
@@ -62,9 +62,9 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
             continue
         units.append(_unit(shape, index, attention, mixture))
         key = f"model.layers.{index}.mlp.gate.e_score_correction_bias"
-        frozen[index] = decoder.correction_unit(index, key, experts)
+        corrections[index] = decoder.correction_unit(index, key, experts)
         blocks.append(decoder.block(shape, index, attention, mixture))
-    spec = decoder.model(ARCHITECTURE, config, shape, units, blocks, frozen=frozen)
+    spec = decoder.model(ARCHITECTURE, config, shape, units, blocks, extra=corrections)
     return replace(spec, carried=decoder.mtp_layers(shape.layers, extra))
 
 

@@ -54,7 +54,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
         shape,
         [_unit(shape, index, attention, experts) for index in layers],
         [decoder.block(shape, index, attention, mixture) for index in layers],
-        frozen={
+        extra={
             index: decoder.correction_unit(index, f"{_mixture(index)}.e_score_correction_bias", experts)
             for index in layers
         },

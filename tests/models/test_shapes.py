@@ -59,7 +59,9 @@ def parameters_by_unit(model) -> dict[str, int]:
     for name, parameter in model.named_parameters():
         words = name.removeprefix("model.").split(".")
         unit = {"embed_tokens": "embed", "lm_head": "head"}.get(words[0], words[0])
-        counts[f"layers.{words[1]}" if unit == "layers" else unit] += parameter.numel()
+        if unit == "layers":
+            unit = f"layers.{words[1]}.decay" if words[-1] in ("A_log", "dt_bias") else f"layers.{words[1]}"
+        counts[unit] += parameter.numel()
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):  # which checkpoints have like parameters
             counts[f"layers.{name.split('.')[2]}.correction"] += buffer.numel()
