@@ -43,7 +43,7 @@ def attention_params(
     module = f"{at}.self_attn"
     heads, kv_heads = attention.heads * attention.head_size, attention.kv_heads * attention.head_size
     qkv = (
-        (f"{module}.q_proj", heads),
+        (f"{module}.q_proj", heads * (1 + attention.gated)),
         (f"{module}.k_proj", kv_heads),
         (f"{module}.v_proj", kv_heads),
     )
@@ -56,7 +56,8 @@ def attention_params(
         params.append(bias("qkv_bias", *qkv))
     if attention.qk_norm:
         widths = (heads, kv_heads) if attention.whole_qk_norm else (attention.head_size, attention.head_size)
-        params += [norm(f"{x}_norm", f"{module}.{x}_norm", width) for x, width in zip("qk", widths, strict=True)]
+        norms_of_heads = [norm(f"{x}_norm", f"{module}.{x}_norm", width) for x, width in zip("qk", widths, strict=True)]
+        params += [replace(each, std=0.0) if attention.zero_centered else each for each in norms_of_heads]
     params.append(matrix("o", heads, sizes.std, o))
     if attention.o.bias:
         params.append(bias("o_bias", o))
