@@ -1,11 +1,14 @@
 """Batches: a step's batch on the host, from the data pipeline to the engine, and a micro-batch on a device."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 IGNORED = -100  # a label that is not supervised
+CHUNK = 64  # tokens of a chunk, of which scans over documents compute several at once
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,33 @@ class Balance(NamedTuple):
     scale: Tensor  # factor of its gradients: a scalar of the wide dtype
 
 
+class Documents(NamedTuple):
+    """The documents of T tokens, and their chunks of CHUNK tokens, of which a document's last one may have fewer.
+
+    A chunk starts where its document does, or the chunk before it ends. There are T // CHUNK + documents places for
+    chunks; those that are not needed are empty and lie at T.
+    """
+
+    cu_seqlens: Tensor  # int32 [documents + 1], as in MicroBatch
+    first: Tensor  # int32 [documents + 1], the first chunk of each document; then their number
+    document: Tensor  # int64 [chunks], the document of each chunk
+    starts: Tensor  # int32 [chunks], the first token of each chunk
+    ends: Tensor  # int32 [chunks], the token after its last one
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor, tokens: int, chunk: int = CHUNK) -> Self:
+        """The documents between `cu_seqlens`. Nothing waits for the device."""
+        lengths = cu_seqlens.diff()
+        counts = (lengths + chunk - 1) // chunk
+        first = torch.cat((counts.new_zeros(1), counts.cumsum(0))).int()
+        places = torch.arange(tokens // chunk + len(counts), dtype=torch.int32, device=cu_seqlens.device)
+        document = torch.searchsorted(first[1:], places, right=True).clamp_(max=len(counts) - 1)
+        limits = cu_seqlens[1:][document]
+        starts = cu_seqlens[:-1][document] + (places - first[:-1][document]) * chunk
+        starts = torch.minimum(starts, limits)  # places behind the last chunk
+        return cls(cu_seqlens, first, document, starts.int(), torch.minimum(starts + chunk, limits).int())
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """The data of a micro-batch for layers, on their device. T = sequences * length tokens.
@@ -70,3 +100,8 @@ class MicroBatch:
     rotations: tuple[Rotation, ...] = ()  # those of the model, which layers name by their places
     sample: Tensor | None = None  # int64 [3]: seed, step and index of the first sequence in the step; None: no dropout
     balance: Balance | None = None  # if routers have an auxiliary loss
+
+    @cached_property
+    def documents(self) -> Documents:
+        """Its documents, and their chunks."""
+        return Documents.of(self.cu_seqlens, len(self.positions))

@@ -39,18 +39,23 @@ def linear_add(x: Tensor | Operand, w: Weight, residual: Tensor, *, overwrite: b
     return fp8_products.product_add(_operand(x).in_fp8(), w.rows, residual)
 
 
-def linear_backward_input(dy: Tensor, w: Weight) -> Tensor:
-    """The gradient [T, in] of the input."""
+def linear_backward_input(dy: Tensor, w: Weight, total: Tensor | None = None) -> Tensor:
+    """The gradient [T, in] of the input; with `total`, its sum with this gradient by others, which may be overwritten.
+
+    The sum is rounded once, in FP8 as `fp8_products.product_add` does.
+    """
     if isinstance(w, Tensor):
-        return dy @ w
-    return _backward_input(fp8.quantize_rows(dy, w.rows.scales), w, dy.dtype)
+        return dy @ w if total is None else total.addmm_(dy, w)
+    return _backward_input(fp8.quantize_rows(dy, w.rows.scales), w, dy.dtype, total)
 
 
-def _backward_input(dy: fp8.Rows, w: fp8.FP8Weight, dtype: torch.dtype) -> Tensor:
+def _backward_input(dy: fp8.Rows, w: fp8.FP8Weight, dtype: torch.dtype, total: Tensor | None) -> Tensor:
     """`linear_backward_input` of a quantized dy, whose columns were multiplied by the scales of w."""
     assert w.columns is not None
-    ones = torch.ones(len(w.columns), device=dy.scales.device)
-    return fp8_products.product(dy, fp8.Rows(w.columns, ones), dtype)
+    columns = fp8.Rows(w.columns, torch.ones(len(w.columns), device=dy.scales.device))
+    if total is None:
+        return fp8_products.product(dy, columns, dtype)
+    return fp8_products.product_add(dy, columns, total)
 
 
 def linear_backward(
@@ -61,19 +66,22 @@ def linear_backward(
     maxima: fp8.Maxima | None = None,
     *,
     half_sums: bool = False,
+    total: Tensor | None = None,
 ) -> Tensor:
     """The gradient [T, in] of the input x; adds that of the weight to `acc`, as `accumulate_weight_grad` does.
+
+    `total`: see `linear_backward_input`.
 
     In FP8 the rows and columns of dy are quantized together. `maxima` are those of dy with the scales of the weight's
     rows as factors of columns, and those of x's rows as factors of rows.
     """
     if acc is None or isinstance(w, Tensor):
-        dx = linear_backward_input(dy, w)
+        dx = linear_backward_input(dy, w, total)
         accumulate_weight_grad(acc, dy, x, half_sums=half_sums)
         return dx
     rows = _operand(x).in_fp8()
     by_row, by_column = fp8.quantize_both(dy, w.rows.scales, rows.scales, maxima)
-    dx = _backward_input(by_row, w, dy.dtype)
+    dx = _backward_input(by_row, w, dy.dtype, total)
     del by_row
     fp8_products.accumulate(acc, by_column, fp8.transpose(rows.codes))
     return dx

@@ -1,7 +1,7 @@
 """What a model remembers of its sequences: the tokens, and the state of every block's mixer."""
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -71,26 +71,30 @@ class Cache:
         assert fresh or single or len(new) == 1
         positions = self._tensor(list(chain.from_iterable(map(range, starts, ends))))
         rotations = self._rotaries.at(positions)
+        cu_seqlens = self._tensor([*accumulate(counts, initial=0)]).int()
         self.current = CurrentTokens(
             positions=positions,
             sequence=torch.arange(len(new), device=self._device).repeat_interleave(self._tensor(counts)),
+            cu_seqlens=cu_seqlens,
             ends=ends,
             rotations=rotations,
-            prompts=self._packed(positions, counts, rotations) if fresh else None,
+            prompts=self._packed(positions, cu_seqlens, max(counts), rotations) if fresh else None,
             single=single,
             limit=self.limit,
         )
         return self._tensor(list(chain.from_iterable(self._new)))
 
-    def _packed(self, positions: Tensor, counts: list[int], rotations: tuple[Rotation, ...]) -> MicroBatch:
-        """Whole prompts of these lengths as the documents of one sequence."""
+    def _packed(
+        self, positions: Tensor, cu_seqlens: Tensor, longest: int, rotations: tuple[Rotation, ...]
+    ) -> MicroBatch:
+        """Whole prompts as the documents of one sequence."""
         return MicroBatch(
             sequences=1,
             length=len(positions),
             positions=positions,
             labels=torch.full_like(positions, IGNORED),
-            cu_seqlens=self._tensor([0, *counts]).cumsum(0).int(),
-            max_seqlen=max(counts),
+            cu_seqlens=cu_seqlens,
+            max_seqlen=longest,
             uniform=False,  # there are many lengths, and each would need its own preparation
             rotations=rotations,
         )

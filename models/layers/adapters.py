@@ -74,13 +74,18 @@ class Adapters(Factors):
         if self.dora:
             rescale(y, self._factors(p, self.norms(p, p[self.name])), self.widths, self.starts)
 
-    def backward_input(self, p: Params, dy: Tensor, mb: MicroBatch) -> tuple[Tensor, Passed]:
-        """The gradient of the product's input, and the input of `backward_weights`."""
+    def backward_input(
+        self, p: Params, dy: Tensor, mb: MicroBatch, total: Tensor | None = None
+    ) -> tuple[Tensor, Passed]:
+        """The gradient of the product's input, and the input of `backward_weights`.
+
+        `total`: see `linear_backward_input`.
+        """
         norms = None
         if self.dora:
             norms = self.norms(p, p[self.name])
             dy = rescale(dy.clone(), self._factors(p, norms), self.widths, self.starts)
-        dx = linear_backward_input(dy, p[self.name])
+        dx = linear_backward_input(dy, p[self.name], total)
         dh = lora_backward_input(dy, p[self.a], self._b(p), self.starts, self.scale, self._mask(mb), dx)
         return dx, Passed(dy, dh, norms)
 

@@ -29,6 +29,7 @@ class Source(Enum):
     NORM = auto()  # writes codes also in addition to its output
     ACTIVATION = auto()
     OTHER = auto()  # a product of its own quantizes what this leaves
+    SHARED = auto()  # the one before another product, which counts the quantization of their input
 
 
 class OutputGrad(NamedTuple):
@@ -84,21 +85,34 @@ class Product:
         return y
 
     def backward(
-        self, p: Params, g: Grads, dy: Tensor, x: Tensor | Operand, mb: MicroBatch, maxima: Maxima | None = None
+        self,
+        p: Params,
+        g: Grads,
+        dy: Tensor,
+        x: Tensor | Operand,
+        mb: MicroBatch,
+        maxima: Maxima | None = None,
+        total: Tensor | None = None,
     ) -> Tensor:
-        """Returns the gradient of x; accumulates those of the parameters in `g`. `maxima`: see `linear_backward`."""
+        """Returns the gradient of x; accumulates those of the parameters in `g`.
+
+        `maxima`: see `linear_backward`; `total`: see `linear_backward_input`.
+        """
         if self.adapters is None:
             accumulate_bias_grad(g.get(f"{self.name}_bias"), dy)
-            return linear_backward(g.get(self.name), dy, x, p[self.name], maxima, half_sums=self.half_sums)
-        dx, of_output = self.backward_input(p, dy, mb)
+            weight, half_sums = p[self.name], self.half_sums
+            return linear_backward(g.get(self.name), dy, x, weight, maxima, half_sums=half_sums, total=total)
+        dx, of_output = self.backward_input(p, dy, mb, total)
         self.backward_weights(p, g, of_output, x, mb)
         return dx
 
-    def backward_input(self, p: Params, dy: Tensor, mb: MicroBatch) -> tuple[Tensor, OutputGrad]:
+    def backward_input(
+        self, p: Params, dy: Tensor, mb: MicroBatch, total: Tensor | None = None
+    ) -> tuple[Tensor, OutputGrad]:
         """The gradient of the input, and the argument of `backward_weights`."""
         if self.adapters is None:
-            return linear_backward_input(dy, p[self.name]), OutputGrad(dy, None)
-        dx, passed = self.adapters.backward_input(p, dy, mb)
+            return linear_backward_input(dy, p[self.name], total), OutputGrad(dy, None)
+        dx, passed = self.adapters.backward_input(p, dy, mb, total)
         return dx, OutputGrad(dy, passed)
 
     def backward_weights(
@@ -158,6 +172,8 @@ class Product:
 
     def _input_bytes(self, itemsize: int) -> int:
         """Bytes per token to quantize the input, beyond what the operation that computes it moves."""
+        if self.source is Source.SHARED:
+            return 0
         separately = self.source is Source.OTHER or (self.source is Source.ACTIVATION and not self.reads_codes)
         if separately:
             return _row_bytes(self.inputs, itemsize)

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
 
-from rptrain.kernels.batch import MicroBatch, Rotation
+from rptrain.kernels.batch import Documents, MicroBatch, Rotation
 
 
 @dataclass(frozen=True)
@@ -15,11 +16,17 @@ class CurrentTokens:
 
     positions: Tensor  # int64 [T], in their sequences
     sequence: Tensor  # int64 [T]
+    cu_seqlens: Tensor  # int32 [sequences + 1], where each sequence's current tokens start; then T
     ends: Sequence[int]  # tokens of each sequence, these included
     rotations: Sequence[Rotation]
     prompts: MicroBatch | None  # if nothing precedes them: the sequences as documents
     single: bool  # whether they are one of each sequence
     limit: int | None = None  # tokens that no sequence exceeds, if that is known
+
+    @cached_property
+    def documents(self) -> Documents:
+        """The current tokens of each sequence as a document, and their chunks."""
+        return Documents.of(self.cu_seqlens, len(self.positions))
 
 
 class State(Protocol):

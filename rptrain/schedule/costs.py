@@ -28,6 +28,8 @@ class Work:
     edges: float = 0.0
     # bytes of the operands that products with the matrices of adapters read: they bound the time of these products
     low_rank: float = 0.0
+    delta_rule: float = 0.0  # operations of the gated delta rule in forward
+    delta_rule_backward: float = 0.0  # operations of the gated delta rule in backward
 
     @property
     def traffic(self) -> float:
@@ -37,7 +39,8 @@ class Work:
     @property
     def flops(self) -> float:
         products = self.matmul + self.fp8 + self.grouped + self.grouped_fp8
-        return products + self.attention + self.attention_backward
+        mixers = self.attention + self.attention_backward + self.delta_rule + self.delta_rule_backward
+        return products + mixers
 
     def without(self, other: "Work") -> "Work":
         """The work without the products of `other`, and without what is quantized for them."""
@@ -54,6 +57,8 @@ class Work:
             half_attention_backward=self.half_attention_backward - other.half_attention_backward,
             quantization=self.quantization - other.quantization,
             grouped_fp8=self.grouped_fp8 - other.grouped_fp8,
+            delta_rule=self.delta_rule - other.delta_rule,
+            delta_rule_backward=self.delta_rule_backward - other.delta_rule_backward,
         )
 
     def with_half_sums(self, kept: float = 0.0) -> "Work":
@@ -78,6 +83,8 @@ class Work:
             self.grouped_fp8 + other.grouped_fp8,
             self.edges + other.edges,
             self.low_rank + other.low_rank,
+            self.delta_rule + other.delta_rule,
+            self.delta_rule_backward + other.delta_rule_backward,
         )
 
 

@@ -13,8 +13,10 @@ GROUPED = 0.86  # the rate of products of experts, as a fraction of that of othe
 # The fractions of the peak that attention reaches with long sequences, measured in training on an H200; `Work.edges` is
 # what shorter ones cost. The backward is deterministic: it computes the scores twice, which are counted once.
 ATTENTION_FORWARD, ATTENTION_BACKWARD = 0.60, 0.325
+# The fractions of the peak that the gated delta rule reaches: estimates, not measured yet.
+DELTA_RULE_FORWARD, DELTA_RULE_BACKWARD = 0.35, 0.35
 # The fraction of the peak that `rptrain doctor` measures for products on an H200, where power limits them. Where
-# rates were measured, that of attention is in proportion to it.
+# rates were measured, those of attention and of the delta rule are in proportion to it.
 MATMUL_MEASURED = 0.67
 TRAFFIC = 0.85  # the fraction of a card's memory bandwidth that copies reach
 # The most bytes per second of kernels that do more than copy, measured in training on an H200: quantization of
@@ -84,7 +86,10 @@ class Card:
         return f"estimated: {shares.bf16:.2f} of {of}{fp8}{fp16}"
 
     def times(self, work: Work) -> dict[str, float]:
-        """Seconds by kind of work. Products of experts and attention reach fixed shares of the rates."""
+        """Seconds by kind of work.
+
+        Products of experts, attention and the delta rule reach fixed shares of the rates.
+        """
         rates, measured = self.rates, self.measured is not None
         bf16, fp8, bandwidth = 1e12 * rates.bf16, 1e12 * (rates.fp8 or rates.bf16), TRAFFIC * self.bandwidth
         of_bf16, of_fp16 = (MATMUL_MEASURED,) * 2 if measured else (self.shares.bf16, self.shares.fp16)
@@ -92,12 +97,14 @@ class Card:
         wide = work.attention - half[0], work.attention_backward - half[1]
         more = 1 + work.edges / ((work.attention + work.attention_backward) or 1.0)
         half_attention, attention = more * _as_products(*half, of_fp16), more * _as_products(*wide, of_bf16)
+        delta_rule = of_bf16 * (work.delta_rule / DELTA_RULE_FORWARD + work.delta_rule_backward / DELTA_RULE_BACKWARD)
         return {
             "matmul": (work.matmul - work.half) / bf16,
             "half": (work.half + half_attention) / (1e12 * rates.fp16),
             "fp8": (work.fp8 + work.grouped_fp8 / GROUPED) / fp8,
             "grouped": work.grouped / GROUPED / bf16,
             "attention": attention / bf16,
+            "delta rule": delta_rule / bf16,
             "elementwise": work.traffic / bandwidth,
             "quantization": work.quantization / min(bandwidth, QUANTIZATION),
             "adapters": work.low_rank / min(bandwidth, LOW_RANK),
