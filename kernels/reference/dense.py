@@ -21,10 +21,15 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Root-mean-square norm over the last dimension: y like x [..., D]; 1 / rms [...] in the wide type."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centered: bool = False) -> tuple[Tensor, Tensor]:
+    """Root-mean-square norm over the last dimension: y like x [..., D]; 1 / rms [...] in the wide type.
+
+    `zero_centered`: the factor is 1 + weight, and the result is rounded once.
+    """
     x_wide = x.to(wide(x.dtype))
     rstd = torch.rsqrt(x_wide.square().mean(-1, keepdim=True) + eps)
+    if zero_centered:
+        return (x_wide * rstd * (1 + weight.to(x_wide.dtype))).to(x.dtype), rstd.squeeze(-1)
     return (x_wide * rstd).to(x.dtype) * weight, rstd.squeeze(-1)
 
 
@@ -35,13 +40,15 @@ def rms_norm_backward(
     rstd: Tensor,
     grad_weight: Tensor | None,
     dresidual: Tensor | None = None,
+    *,
+    zero_centered: bool = False,
 ) -> Tensor:
     """dx like x, plus `dresidual`; adds the weight's gradient to `grad_weight` [D], if any, in the wide type."""
     dtype = wide(x.dtype)
     dy_wide, normed = dy.to(dtype), x.to(dtype) * rstd.unsqueeze(-1)
     if grad_weight is not None:
         grad_weight += (dy_wide * normed).flatten(0, -2).sum(0)
-    scaled = dy_wide * weight
+    scaled = dy_wide * (1 + weight.to(dtype) if zero_centered else weight)
     dx = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)
     return (dx if dresidual is None else dx + dresidual).to(x.dtype)
 
