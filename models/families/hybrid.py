@@ -137,7 +137,7 @@ def model(
         if kind == FULL:
             mixer, mixing = attention, decoder.attention_params(shape, at, attention, norms)
         else:
-            input_norm = decoder.norm("input_norm", f"{at}.input_layernorm", shape.hidden, zero_centered=True)
+            input_norm = decoder.input_norm(shape, at, zero_centered=True)
             mixer, mixing = delta_net, [input_norm, *_delta_params(shape, at, delta_net, fused=fused)]
             decays[index] = _decay_unit(index, at, delta_net)
         part, params = feed_forward(index)
