@@ -168,7 +168,8 @@ def hugging_face(directory: Path, **changes: Any) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
+                low = 0.5 if parameter.any() else -0.5  # zero-centered ones are initialized to zeros
+                parameter.uniform_(low, low + 1)
             if "bias" in name:
                 parameter.uniform_(-0.5, 0.5)
         for name, buffer in model.named_buffers():
