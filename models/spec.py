@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
+
 from rptrain.models.layer import HeadLayer, Layer, LayerShape, Rotary
 from rptrain.models.params import Unit
 
@@ -77,6 +79,10 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         return sum(param.numel for unit in self.units for param in unit.params)
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the weights in a model of this type, dequantized."""
+        return sum(param.numel * param.dtype_in(dtype).itemsize for unit in self.units for param in unit.params)
 
 
 @dataclass(frozen=True)

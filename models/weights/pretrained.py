@@ -368,7 +368,13 @@ def _config(spec: ModelShape, dtype: torch.dtype) -> dict[str, Any]:
 
 def stored_bytes(spec: ModelShape, dtype: torch.dtype) -> int:
     """Bytes of the weights in a checkpoint of a model in `dtype`."""
-    return sum(_nbytes(place.stored(dtype, spec.narrow)) for place in _places(spec).values())
+    own = ((param, part) for unit in spec.units for param in unit.params if param.dtype for part in param.parts)
+    saved = (
+        part.rows * param.numel // param.shape[0] * (param.dtype_in(dtype).itemsize - dtype.itemsize)
+        for param, part in own
+        if part.key in spec.narrow
+    )
+    return spec.weight_bytes(dtype) - sum(saved)
 
 
 def narrow(spec: ModelShape, files: WeightFiles) -> tuple[str, ...]:

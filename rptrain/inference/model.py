@@ -53,7 +53,7 @@ class Model(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(param.numel for unit in self.spec.units for param in unit.params) * self.dtype.itemsize
+        return self.spec.weight_bytes(self.dtype)
 
     @property
     def longest(self) -> int | None:

@@ -59,7 +59,7 @@ class Sizes:
     def of(
         cls, spec: ModelSpec, dtype: torch.dtype, sequences: int = 1, longest: int = TOKENS, lower: str = ""
     ) -> "Sizes":
-        weights = spec.num_parameters * dtype.itemsize
+        weights = spec.weight_bytes(dtype)
         read = sum(_read(spec, index) for index in range(len(spec.stack))) * dtype.itemsize
         units = [unit.nbytes(dtype.itemsize) for unit in spec.units]
         blocks = [sum(units[unit] for unit in layer.units) for layer in spec.layers]

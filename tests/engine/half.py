@@ -42,7 +42,7 @@ def micro_batch(spec, batch, m):
 
 
 def gradients(spec, params, batch, scale):
-    """(losses of the micro-batches, gradients in float16 by unit and name) of `scale` times the loss's sum."""
+    """(losses of the micro-batches, rounded gradients by unit and name) of `scale` times the loss's sum."""
     sums = [{name: torch.zeros(p.shape) for name, p in unit.items()} for unit in params]
     rows = torch.zeros(params[0]["embed"].shape)
     losses = []
@@ -61,9 +61,17 @@ def gradients(spec, params, batch, scale):
         for layer, saved in zip(reversed(spec.layers), reversed(kept), strict=True):
             dy = layer.backward(merged(params, layer), merged(sums, layer), saved, dy, mb)
         rows.index_add_(0, ids, dy.float())
-    grads = [{name: tensor.half() for name, tensor in unit.items()} for unit in sums]
+    grads = rounded(spec, sums)
     grads[0]["embed"] = (grads[0]["embed"].float() + rows).half()
     return torch.stack(losses), grads
+
+
+def rounded(spec, tensors):
+    """Copies in float16, or in their parameters' own types, by unit and name."""
+    return [
+        {param.name: of_unit[param.name].to(param.dtype_in(torch.float16), copy=True) for param in unit.params}
+        for unit, of_unit in zip(spec.units, tensors, strict=True)
+    ]
 
 
 def adam(master, moments, grad, factor, rate, decay, betas, step):
@@ -77,8 +85,8 @@ def adam(master, moments, grad, factor, rate, decay, betas, step):
 
 
 def train(spec, weights, batches, *, rate, betas, delayed, scale, growth_steps, weight_decay, max_grad_norm):
-    """Returns (losses, norms, skipped, scales that steps used, masters). `weights` are float16, by unit and name."""
-    masters = [{name: w.float() for name, w in unit.items()} for unit in weights]
+    """Returns (losses, norms, skipped, scales that steps used, masters). `weights` are by unit and name."""
+    masters = [{name: w.to(torch.float32, copy=True) for name, w in unit.items()} for unit in weights]
     moments = [{name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in unit.items()} for unit in masters]
     versions, following = [weights], Scale(scale, growth_steps)
     losses, norms, skipped, used, applied = [], [], [], [], 0
@@ -99,5 +107,5 @@ def train(spec, weights, batches, *, rate, betas, delayed, scale, growth_steps, 
                 for param in parts.params:
                     name, decay = param.name, weight_decay if param.decay else 0.0
                     adam(unit[name], states[name], found[name], factor, rate, decay, betas, applied)
-        versions.append([{name: w.half() for name, w in unit.items()} for unit in masters])
+        versions.append(rounded(spec, masters))
     return losses, norms, skipped, used, masters

@@ -80,7 +80,7 @@ def tensors(spec, layer):
     params, grads = {}, {}
     for index in layer.units:
         unit = spec.units[index]
-        params |= unit.views(torch.empty(unit.numel, dtype=DTYPE, device=DEVICE).normal_(std=0.02))
+        params |= unit.views(torch.empty(unit.numel, dtype=unit.dtype_in(DTYPE), device=DEVICE).normal_(std=0.02))
         for param in unit.in_fp8:
             buffer = torch.empty(param.fp8_bytes(columns=True), dtype=torch.uint8, device=DEVICE)
             weight = param.fp8_view(buffer, columns=True)

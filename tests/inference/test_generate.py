@@ -29,7 +29,7 @@ def model(spec, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_memory_of_keys_and_values(dtype, spec):
     """The cache grows to the limit, and not above it."""
-    params = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
+    params = [unit.views(torch.zeros(unit.numel, dtype=unit.dtype_in(dtype))) for unit in spec.units]
     cache = Cache(spec, 2, dtype, torch.device("cpu"), limit=12)
     for _ in stream(spec, params.__getitem__, [[1] * 3, [2] * 7], 6, cache=cache):
         pass

@@ -39,7 +39,7 @@ class Native:
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype):
         self.spec, self.dtype = spec, dtype
-        self.params = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
+        self.params = [unit.views(torch.zeros(unit.numel, dtype=unit.dtype_in(dtype))) for unit in spec.units]
         self.grads = [
             unit.views(torch.zeros(unit.numel, dtype=wide(dtype))) if unit.trainable else {} for unit in spec.units
         ]

@@ -20,8 +20,8 @@ def our_logits(directory: Path, ids: torch.Tensor) -> torch.Tensor:
     """[tokens, vocabulary] of one sequence, by our layers, from the weights in a model directory."""
     spec = registry.build(registry.model_config(directory))
     files = pretrained.check(directory, spec)
-    dtype = next(iter(files.tensors.values())).dtype
-    params = [unit.views(torch.zeros(unit.numel, dtype=dtype)) for unit in spec.units]
+    dtype = files.tensors[spec.units[0].params[0].parts[0].key].dtype
+    params = [unit.views(torch.zeros(unit.numel, dtype=unit.dtype_in(dtype))) for unit in spec.units]
     pretrained.load(files, spec, lambda unit, name: params[unit][name])
 
     def of(layer) -> dict[str, torch.Tensor]:

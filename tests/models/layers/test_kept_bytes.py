@@ -62,7 +62,7 @@ def parameters(spec, layer, dtype, generator) -> dict:
     """Random ones of a layer, in FP8 where it reads them so."""
     found = {}
     for unit in (spec.units[index] for index in layer.units):
-        found |= unit.views(torch.randn(unit.numel, generator=generator).mul_(0.2).to(dtype))
+        found |= unit.views(torch.randn(unit.numel, generator=generator).mul_(0.2).to(unit.dtype_in(dtype)))
         for param in unit.in_fp8:
             weight = param.fp8_view(torch.empty(param.fp8_bytes(columns=True), dtype=torch.uint8), columns=True)
             weight.write(found[param.name])

@@ -14,7 +14,7 @@ from rptrain.kernels.quant import Quantized
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.models.transforms.freeze import freeze
-from rptrain.models.transforms.lora import LoRA, adapter_units, set_magnitudes, with_lora, without_adapters
+from rptrain.models.transforms.lora import UNIT, LoRA, adapter_units, set_magnitudes, with_lora, without_adapters
 from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import file_backed, pretrained, quantized
 from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
@@ -89,12 +89,13 @@ def test_experts_of_a_layer_in_one_tensor(fresh, tmp_path, monkeypatch):
 
 
 def test_parameters_with_a_type_of_their_own(fresh, tmp_path):
+    def with_type(param):
+        return replace(param, dtype=torch.float32) if param.name == "qkv_bias" else param
+
     def with_types(spec):
-        """The model with float32 biases."""
+        """The model with float32 biases, and only adapters trained."""
         units = [
-            replace(
-                unit, params=tuple(replace(p, dtype=torch.float32) if p.name == "qkv_bias" else p for p in unit.params)
-            )
+            replace(unit, params=tuple(map(with_type, unit.params)), trainable=unit.name.endswith(UNIT))
             for unit in spec.units
         ]
         return replace(spec, units=tuple(units))

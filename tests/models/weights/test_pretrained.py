@@ -2,6 +2,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from rptrain.models.params import CheckpointPart, Param, Unit
 from rptrain.models.weights import pretrained
 from rptrain.models.weights import safetensors_io as shards_module
 from rptrain.utils.errors import UserError
@@ -390,6 +392,22 @@ def test_initialization_depends_on_seed_and_name_only(fresh, monkeypatch) -> Non
     assert not torch.equal(first, second)
     drawn = torch.cat([tensor.flatten() for unit in model.params for tensor in unit.values() if tensor.dim() > 1])
     assert drawn.mean().abs() < 0.02 and abs(drawn.std() - 0.3) < 0.01
+
+
+def test_logarithms_of_uniform_numbers(fresh) -> None:
+    spec, low, high, count = fresh(ARCHITECTURE).spec, 0.01, 16.0, 5000
+    param = Param("a_log", (count,), (CheckpointPart("A_log", count),), log_uniform=(low, high))
+    spec = replace(spec, units=(*spec.units, Unit("decay", (param,))))
+
+    def drawn(seed):
+        made = torch.zeros(count)
+        pretrained.initialize(spec, lambda unit, name: made, seed, [len(spec.units) - 1])
+        return made
+
+    values = drawn(3).double().exp().sort().values
+    assert low <= values[0] and values[-1] <= high
+    assert (values - torch.linspace(low, high, count, dtype=torch.float64)).abs().max() < 0.4, "uniform"
+    assert torch.equal(drawn(3), drawn(3)) and not torch.equal(drawn(3), drawn(4))
 
 
 def in_one_file(directory: Path, to: Path, tensors) -> Path:
