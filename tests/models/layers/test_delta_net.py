@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from rptrain.kernels.fp8 import Operand
 from rptrain.kernels.reference.dense import wide
 from rptrain.models.layers.delta_net import DeltaNet
+from rptrain.models.layers.state import CurrentTokens
 from tests.models.conftest import make_micro_batch
 
 LAYOUTS = pytest.mark.parametrize("by_key_head", [False, True], ids=["by kind", "by key head"])
@@ -32,7 +33,7 @@ def shapes(net):
 
 def random_parameters(net, dtype):
     generator = torch.Generator().manual_seed(3)
-    p = {name: torch.randn(shape, generator=generator).mul_(0.5).to(dtype) for name, shape in shapes(net).items()}
+    p = {name: torch.randn(shape, generator=generator).mul_(0.2).to(dtype) for name, shape in shapes(net).items()}
     return p | {name: p[name].to(wide(dtype)) for name in ("a_log", "dt_bias")}
 
 
@@ -87,6 +88,7 @@ def by_loop(net, p, x, lengths):
 def test_against_a_loop_over_tokens_in_float64(by_key_head) -> None:
     net = DeltaNet.of(**ODD, by_key_head=by_key_head)
     p, mb = random_parameters(net, torch.float64), documents_of(DOCUMENTS)
+    torch.manual_seed(4)
     x, dy = torch.randn(2, len(mb.positions), net.qkvz.inputs, dtype=torch.float64)
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in ({"x": x} | p).items()}
     y = by_loop(net, leaves, leaves["x"], DOCUMENTS[0])
@@ -95,3 +97,167 @@ def test_against_a_loop_over_tokens_in_float64(by_key_head) -> None:
         torch.testing.assert_close(
             found, expected[name], rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}"
         )
+
+
+@LAYOUTS
+def test_against_transformers_in_float32(by_key_head) -> None:
+    """Each document alone, of the classes whose products have the columns in this order."""
+    from transformers import Qwen3_5TextConfig, Qwen3NextConfig
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+
+    settings, cls = (
+        (Qwen3NextConfig, Qwen3NextGatedDeltaNet) if by_key_head else (Qwen3_5TextConfig, Qwen3_5GatedDeltaNet)
+    )
+    net = DeltaNet.of(24, 2, 6, 8, 5, 4, 1e-6, by_key_head=by_key_head)
+    config = settings(
+        hidden_size=24,
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=8,
+        linear_value_head_dim=5,
+        linear_conv_kernel_dim=4,
+    )
+    theirs, p = cls(config, 0), random_parameters(net, torch.float32)
+    names = {"delta_conv": "conv1d.weight", "delta_norm": "norm.weight", "a_log": "A_log", "dt_bias": "dt_bias"}
+    names |= {"delta_out": "out_proj.weight"}
+    if by_key_head:
+        names |= {"delta_qkvz": "in_proj_qkvz.weight", "delta_ba": "in_proj_ba.weight"}
+        stored = {name: p[ours] for ours, name in names.items()}
+    else:
+        split = {"delta_qkvz": ("in_proj_qkv", "in_proj_z"), "delta_ba": ("in_proj_b", "in_proj_a")}
+        stored = {name: p[ours] for ours, name in names.items()}
+        for ours, (first, second) in split.items():
+            rows = p[ours].split([len(p["delta_conv"]), 30] if ours == "delta_qkvz" else [6, 6])
+            stored |= {f"{first}.weight": rows[0], f"{second}.weight": rows[1]}
+    theirs.load_state_dict(stored)
+
+    mb = documents_of(DOCUMENTS)
+    torch.manual_seed(4)
+    x, dy = torch.randn(2, len(mb.positions), 24)
+    x.requires_grad_()
+    y = torch.cat([theirs(document[None])[0] for document in x.split(DOCUMENTS[0])])
+    y.backward(dy)
+    found = both_ways(net, p, x.detach(), dy, mb)
+    gradients = {name: tensor.grad for name, tensor in theirs.named_parameters()}
+    expected = {"y": y.detach(), "x": x.grad} | {ours: gradients[name] for ours, name in names.items()}
+    if not by_key_head:
+        for ours, modules in split.items():
+            expected[ours] = torch.cat([gradients[f"{module}.weight"] for module in modules])
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name] - tensor).abs().max() <= 1e-5 * tensor.abs().max(), name
+
+
+def exact_net(by_key_head):
+    """A delta net, and parameters with which its products copy numbers: the order of their sums changes no bit.
+
+    Each token has multiples of 32 numbers, which the CPU computes at a time: it rounds what is left in another way.
+    """
+    key_heads, heads, size = 32, 64, 2
+    columns = 2 * key_heads * size + 2 * heads * size + 2 * heads
+    net = DeltaNet.of(columns, key_heads, heads, size, size, 4, 1e-6, by_key_head=by_key_head)
+    p = random_parameters(net, torch.float32)
+    copies = torch.eye(columns)
+    p |= {"delta_qkvz": copies[: net.qkvz.outputs], "delta_ba": copies[net.qkvz.outputs :]}
+    return net, p | {"delta_out": copies[:, : net.out.inputs].contiguous()}
+
+
+@LAYOUTS
+def test_a_packed_document_has_the_bits_of_the_document_alone(by_key_head) -> None:
+    net, p = exact_net(by_key_head)
+    torch.manual_seed(4)
+    x, dy = torch.randn(2, sum(DOCUMENTS[0]), net.qkvz.inputs)
+    packed = both_ways(net, p, x, dy, documents_of(DOCUMENTS))
+    start = 0
+    for length in DOCUMENTS[0]:
+        part = slice(start, start + length)
+        alone = both_ways(net, p, x[part], dy[part], documents_of([[length]]))
+        assert torch.equal(packed["y"][part], alone["y"]) and torch.equal(packed["x"][part], alone["x"])
+        start += length
+
+
+@LAYOUTS
+@pytest.mark.parametrize("changed", [0, 2])
+def test_changing_a_document_changes_nothing_of_the_others(changed, by_key_head) -> None:
+    net = DeltaNet.of(**ODD, by_key_head=by_key_head)
+    p, mb = random_parameters(net, torch.float32), documents_of(DOCUMENTS)
+    torch.manual_seed(4)
+    x, dy = torch.randn(2, len(mb.positions), net.qkvz.inputs)
+    before = both_ways(net, p, x, dy, mb)
+    start, stop = mb.cu_seqlens[changed : changed + 2].tolist()
+    x[start:stop], dy[start:stop] = 1e3, float("inf")  # its gradients become NaN
+    after = both_ways(net, p, x, dy, mb)
+    for name in ("x", "y"):
+        assert not torch.equal(after[name][start:stop], before[name][start:stop])
+        assert torch.equal(after[name][:start], before[name][:start]), name
+        assert torch.equal(after[name][stop:], before[name][stop:]), name
+
+
+def current_tokens(starts, counts):
+    """The next `counts` tokens of sequences after `starts` tokens."""
+    positions = torch.cat([start + torch.arange(count) for start, count in zip(starts, counts, strict=True)])
+    cu_seqlens = torch.tensor([0, *counts]).cumsum(0).int()
+    return CurrentTokens(
+        positions=positions,
+        sequence=torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)),
+        cu_seqlens=cu_seqlens,
+        ends=[start + count for start, count in zip(starts, counts, strict=True)],
+        rotations=(),
+        prompts=None if any(starts) else documents_of([counts]),
+        single=all(count == 1 for count in counts),
+    )
+
+
+def states_are_equal(one, other) -> bool:
+    return torch.equal(one.history, other.history) and torch.equal(one.matrices, other.matrices)
+
+
+@LAYOUTS
+def test_steps_of_decoding_continue_prompts(by_key_head) -> None:
+    """Prompts, some shorter than the convolution, then a token of each sequence at a time."""
+    net = DeltaNet.of(**ODD, by_key_head=by_key_head)
+    p, prompts, steps = random_parameters(net, torch.float64), [66, 1, 2], 4
+    torch.manual_seed(4)
+    whole = [torch.randn(prompt + steps, 13, dtype=torch.float64) for prompt in prompts]
+    expected = [net.forward(p, Operand(x.dtype, x), documents_of([[len(x)]]))[0] for x in whole]
+    state = net.new_state(3, torch.float64, torch.device("cpu"))
+    found, starts, counts = [[], [], []], [0, 0, 0], prompts
+    for _ in range(steps + 1):
+        x = torch.cat([x[start : start + count] for x, start, count in zip(whole, starts, counts, strict=True)])
+        y = net.step(p, Operand(x.dtype, x), state, current_tokens(starts, counts))
+        for rows, part in zip(found, y.split(counts), strict=True):
+            rows.append(part)
+        starts, counts = [start + count for start, count in zip(starts, counts, strict=True)], [1, 1, 1]
+    for rows, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.cat(rows), y, rtol=1e-12, atol=1e-12)
+    assert state.nbytes == net.state_bytes(3, 70, torch.float64)
+    narrow = net.new_state(3, torch.bfloat16, torch.device("cpu"))
+    assert narrow.nbytes == net.state_bytes(3, 70, torch.bfloat16) and narrow.matrices.dtype == torch.float32
+
+
+def test_a_conversation_appends_to_its_state_or_starts_again() -> None:
+    net = DeltaNet.of(**ODD)
+    p = random_parameters(net, torch.float64)
+    torch.manual_seed(4)
+    x = torch.randn(80, 13, dtype=torch.float64)
+    whole = net.forward(p, Operand(x.dtype, x), documents_of([[80]]))[0]
+
+    def step(state, start, stop):
+        current = current_tokens([start], [stop - start])
+        return net.step(p, Operand(x.dtype, x[start:stop]), state, current)
+
+    state, fresh = (net.new_state(1, torch.float64, torch.device("cpu")) for _ in range(2))
+    parts = [step(state, *part) for part in ((0, 5), (5, 6), (6, 76), (76, 80))]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-12, atol=1e-12)
+    assert state.keep(0, 80) == 80 and not states_are_equal(state, fresh)
+    assert state.keep(0, 79) == 0 and states_are_equal(state, fresh) and state.keep(0, 0) == 0
+    torch.testing.assert_close(step(state, 0, 5), whole[:5], rtol=1e-12, atol=1e-12)
+
+
+def test_a_step_that_is_interrupted_leaves_no_state_to_continue() -> None:
+    net, state = DeltaNet.of(**ODD), DeltaNet.of(**ODD).new_state(1, torch.float64, torch.device("cpu"))
+    p, x = random_parameters(net, torch.float64), torch.randn(6, 13, dtype=torch.float64)
+    net.step(p, Operand(x.dtype, x[:5]), state, current_tokens([0], [5]))
+    net.step(p, Operand(x.dtype, x[5:]), state, current_tokens([5], [1]))  # and a later layer is interrupted
+    assert state.keep(0, 5) == 0 == state.matrices.count_nonzero()
