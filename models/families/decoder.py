@@ -11,6 +11,7 @@ from rptrain.models.layer import Layer
 from rptrain.models.layers.attention import Attention
 from rptrain.models.layers.block import Block, FeedForward, Mixer
 from rptrain.models.layers.head import Head
+from rptrain.models.layers.mlp import SharedMLP
 from rptrain.models.layers.norms import Norms
 from rptrain.models.params import CheckpointPart, Param, Stack, Unit
 from rptrain.models.spec import ModelSpec
@@ -135,6 +136,19 @@ def expert_matrices(
         whole(matrix("experts_gate_up", sizes.hidden, sizes.std, *gate_up)),
         whole(matrix("experts_down", intermediate, sizes.std, *down)),
     )
+
+
+def shared_expert_params(sizes: Sizes, shared: SharedMLP, module: str) -> list[Param]:
+    """The parameters of the MLP beside experts: of `module` in checkpoints, and of {module}_gate if it has a gate."""
+    width = shared.intermediate
+    gate_up = ((f"{module}.gate_proj", width), (f"{module}.up_proj", width))
+    params = [
+        matrix("shared_gate_up", sizes.hidden, sizes.std, *gate_up),
+        matrix("shared_down", width, sizes.std, (f"{module}.down_proj", sizes.hidden)),
+    ]
+    if shared.gated:
+        params.append(matrix("shared_gate", sizes.hidden, sizes.std, (f"{module}_gate", 1)))
+    return params
 
 
 def correction_unit(index: int, key: str, experts: int) -> Unit:

@@ -71,16 +71,12 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
 def _unit(sizes: Sizes, index: int, attention: Attention, mixture: MoE) -> Unit:
     at, experts, intermediate = f"model.layers.{index}", mixture.router.experts, mixture.down.inputs
     assert mixture.shared is not None
-    shared = mixture.shared.intermediate
-    beside = f"{at}.mlp.shared_experts"
-    gate_up = ((f"{beside}.gate_proj", shared), (f"{beside}.up_proj", shared))
     params = (
         *decoder.attention_params(sizes, at, attention),
         decoder.post_norm(sizes, at),
         decoder.matrix("router", sizes.hidden, sizes.std, (f"{at}.mlp.gate", experts)),
         *decoder.expert_matrices(sizes, at, intermediate, experts),
-        decoder.matrix("shared_gate_up", sizes.hidden, sizes.std, *gate_up),
-        decoder.matrix("shared_down", shared, sizes.std, (f"{beside}.down_proj", sizes.hidden)),
+        *decoder.shared_expert_params(sizes, mixture.shared, f"{at}.mlp.shared_experts"),
     )
     return Unit(f"layers.{index}", params)
 

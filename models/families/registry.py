@@ -42,7 +42,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
             "transformers would load: correct the wrong one"
         )
     if family := FAMILIES.get(architecture):
-        return replace(family.build(config), has_experts=family.has_experts)
+        return replace(family.build(config), has_experts=family.has_experts, mlp_modules=family.mlp_modules)
     if tower := TOWERS.get(architecture):
         return tower.wrap(build(tower.text_config(config)), config)
     problem = f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
