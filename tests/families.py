@@ -54,6 +54,7 @@ GLM_EXPERTS = {
 }
 MINIMAX_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 3}
 DELTA_NETS = {
+    "initializer_range": 0.1,  # larger weights multiply rounding errors
     "head_dim": 8,
     "full_attention_interval": 2,
     "linear_num_key_heads": 2,
@@ -62,6 +63,7 @@ DELTA_NETS = {
     "linear_value_head_dim": 10,
 }
 ODD_DELTA_NETS = {  # of one value head per key head, and a convolution of 3
+    "initializer_range": 0.1,
     "head_dim": 12,
     "partial_rotary_factor": 0.5,
     "layer_types": ["full_attention", "linear_attention"],
@@ -338,7 +340,7 @@ FAMILIES: Mapping[str, Cases] = {
     "qwen3_5_text": Cases(
         variants={
             "qwen3.5": DELTA_NETS,
-            "qwen3.5-linear": {**DELTA_NETS, "full_attention_interval": 4, "linear_conv_kernel_dim": 2},
+            "qwen3.5-short": {**DELTA_NETS, "num_hidden_layers": 3, "layer_types": None, "linear_conv_kernel_dim": 2},
             "qwen3.5-odd": ODD_DELTA_NETS,
         },
         layers=DELTA_NETS,
@@ -357,7 +359,7 @@ FAMILIES: Mapping[str, Cases] = {
     "qwen3_5_moe_text": Cases(
         variants={
             "qwen3.5-moe": {**DELTA_NETS, **SHARED_EXPERT},
-            "qwen3.5-moe-odd": {**ODD_DELTA_NETS, **SHARED_EXPERT, "num_experts": 4, "num_experts_per_tok": 1},
+            "qwen3.5-moe-odd": {**ODD_DELTA_NETS, **SHARED_EXPERT, "num_experts": 4, "num_experts_per_tok": 2},
         },
         required={
             "num_experts": 6,

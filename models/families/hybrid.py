@@ -102,16 +102,12 @@ def mixture(sizes: Sizes, experts: Experts, scoring: Scoring) -> MoE:
 
 def mixture_params(sizes: Sizes, index: int, mixture: MoE) -> list[Param]:
     """The parameters of the experts of a layer."""
-    at = f"model.layers.{index}"
+    at, experts = f"model.layers.{index}", mixture.router.experts
     assert mixture.shared is not None
-    hidden, shared, beside = sizes.hidden, mixture.shared.intermediate, f"{at}.mlp.shared_expert"
-    gate_up = ((f"{beside}.gate_proj", shared), (f"{beside}.up_proj", shared))
     return [
-        decoder.matrix("router", hidden, sizes.std, (f"{at}.mlp.gate", mixture.router.experts)),
-        *decoder.expert_matrices(sizes, at, mixture.down.inputs, mixture.router.experts),
-        decoder.matrix("shared_gate_up", hidden, sizes.std, *gate_up),
-        decoder.matrix("shared_down", shared, sizes.std, (f"{beside}.down_proj", hidden)),
-        decoder.matrix("shared_gate", hidden, sizes.std, (f"{beside}_gate", 1)),
+        decoder.matrix("router", sizes.hidden, sizes.std, (f"{at}.mlp.gate", experts)),
+        *decoder.expert_matrices(sizes, at, mixture.down.inputs, experts),
+        *decoder.shared_expert_params(sizes, mixture.shared, f"{at}.mlp.shared_expert"),
     ]
 
 

@@ -29,5 +29,5 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     return qwen3_5.alone(spec)
 
 
-FAMILY = Family(ARCHITECTURE, "qwen3_5_moe_text", build, has_experts=True)
+FAMILY = Family(ARCHITECTURE, "qwen3_5_moe_text", build, has_experts=True, mlp_modules=True)
 TOWER = qwen3_5.tower("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")

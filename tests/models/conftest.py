@@ -172,6 +172,8 @@ def hugging_face(directory: Path, **changes: Any) -> Any:
                 parameter.uniform_(low, low + 1)
             if "bias" in name:
                 parameter.uniform_(-0.5, 0.5)
+            if name.endswith("A_log"):  # so that delta nets do not forget at once
+                parameter.uniform_(-3, 0)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.uniform_(-0.2, 0.2)
