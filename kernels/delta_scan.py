@@ -8,8 +8,9 @@ its tokens, what the tokens write to the state (arXiv 2412.06464, 3.3) is the so
     S  <- exp(d_L) S + sum_j exp(d_L - d_j) k_j W_j^T
 
 `_prepare` computes A and P of all chunks, `_invert` (I + A)^-1, and `_scan` goes over the chunks of a document. Backward,
-`_scan_backward` goes over them in reverse, with the gradient of the state, and leaves that of M; `_gradients` computes
-the gradients of all chunks from it, each program for one key head and the value heads that read it.
+`_scan_backward` goes over them in reverse, with the gradient of the state, and leaves that of M. From it, `_pair_gradients`
+computes W again and the gradients of P and A, and `_query_gradients` and `_key_gradients` the rest, a program for the
+value heads that read a key head.
 
 Operands of products are in the type of q; sums and states are float32. The state is kept transposed, [V, C], so that
 the products that depend on it have it, and what follows from it, in registers. The states before chunks are stored
@@ -55,7 +56,7 @@ def forward(
     scores, sums = prepare(q, k, decay, beta, documents, interactions)
     inverses = torch.empty_like(scores)
     _invert[len(documents.starts), heads](
-        interactions, inverses, documents.starts, documents.ends, H=heads, L=CHUNK, B=BLOCK, num_warps=1
+        interactions, inverses, documents.starts, documents.ends, H=heads, L=CHUNK, B=BLOCK, num_warps=2
     )
     del interactions
     out = torch.empty_like(v)
@@ -83,13 +84,23 @@ def backward(
         q.shape[2] ** -0.5, BV=block, **constants, **options,
     )  # fmt: skip
     del scores
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    written, dv = torch.empty_like(v), torch.empty_like(v)
+    dscores, dinteractions = torch.empty_like(kept.inverses), torch.empty_like(kept.inverses)
+    dq, dk = torch.empty_like(q), torch.empty_like(k)
     ddecay, dbeta = torch.empty_like(decay), torch.empty_like(beta)
+    places = documents.starts, documents.ends, documents.document, documents.cu_seqlens
     options, block = _gradient_options(q, columns)
-    _gradients[len(documents.starts), q.shape[1]](
-        dout, q, k, v, kept.inverses, kept.sums, beta, kept.states, dwanted, dstates,
-        dq, dk, dv, ddecay, dbeta, documents.starts, documents.ends, documents.document, documents.cu_seqlens,
-        q.shape[2] ** -0.5, BV=block, **constants, **options,
+    _pair_gradients[len(documents.starts), heads](
+        dout, k, v, kept.inverses, kept.sums, beta, kept.states, dwanted,
+        written, dscores, dinteractions, dv, dbeta, *places, q.shape[2] ** -0.5, BV=block, **constants, **options,
+    )  # fmt: skip
+    _query_gradients[len(documents.starts), q.shape[1]](
+        dout, q, k, kept.sums, kept.states, dscores, dq, ddecay, *places, q.shape[2] ** -0.5,
+        BV=block, **constants, **options,
+    )  # fmt: skip
+    _key_gradients[len(documents.starts), q.shape[1]](
+        q, k, kept.sums, beta, kept.states, dwanted, dstates, written, dscores, dinteractions, dk, ddecay, dbeta,
+        *places, BV=block, **constants, **options,
     )  # fmt: skip
     return dq, dk, dv, ddecay, dbeta
 
@@ -125,22 +136,33 @@ def _scan_options(q: Tensor, columns: int) -> tuple[dict[str, int], int]:
     if q.dtype == torch.float32:
         return {"num_warps": 4, "STAGES": 1}, 16
     large = target_of(q.device).shared_memory >= 227 * KB
-    return {"num_warps": 4, "STAGES": 2 if large else 1}, min(64, max(16, power_of_2(columns)))
+    return {"num_warps": 8, "STAGES": 3 if large else 1}, min(64, max(16, power_of_2(columns)))
 
 
 def _gradient_options(q: Tensor, columns: int) -> tuple[dict[str, int], int]:
     if q.dtype == torch.float32:
-        return {"num_warps": 8}, 16
-    return {"num_warps": 8}, min(64, max(16, power_of_2(columns)))
+        return {"num_warps": 8, "num_stages": 1}, 16
+    return {"num_warps": 8, "num_stages": 1}, min(64, max(16, power_of_2(columns)))
 
 
 @jit
-def _tile(base, row, here, stride, columns, WIDTH: tl.constexpr):
-    """Rows [L, WIDTH] of a matrix; zeros outside."""
-    column = tl.arange(0, WIDTH)
-    return tl.load(
-        base + row[:, None] * stride + column[None, :], mask=here[:, None] & (column < columns)[None, :], other=0.0
-    )
+def _tile(base, start, step, here, stride, column, columns):
+    """Rows of a matrix, from row `start`, and some of its columns; zeros outside."""
+    place = step[:, None] * stride + column[None, :]
+    return tl.load(base + start * stride + place, mask=here[:, None] & (column < columns)[None, :], other=0.0)
+
+
+@jit
+def _store_tile(base, x, start, step, here, stride, column, columns):
+    place = step[:, None] * stride + column[None, :]
+    tl.store(base + start * stride + place, x, mask=here[:, None] & (column < columns)[None, :])
+
+
+@jit
+def _state(base, place, value, column, H: tl.constexpr, C: tl.constexpr, V: tl.constexpr, inside):
+    """Some values of a stored state [V, C] of a head, whose part of `base` it is; zeros unless `inside`."""
+    mask = (value < V)[:, None] & (column < C)[None, :] & inside
+    return tl.load(base + place * (H * V * C) + value[:, None] * C + column[None, :], mask=mask, other=0.0)
 
 
 @jit
@@ -152,10 +174,10 @@ def _prepare(
     start, end = tl.load(starts + chunk).to(tl.int64), tl.load(ends + chunk).to(tl.int64)
     if start == end:
         return
-    step = tl.arange(0, L)
+    step, column = tl.arange(0, L), tl.arange(0, CB)
     row, here = start + step, start + step < end
-    k_LC = _tile(k + key_head * C, row, here, K * C, C, CB)
-    q_LC = _tile(q + key_head * C, row, here, K * C, C, CB)
+    k_LC = _tile(k + key_head * C, start, step, here, K * C, column, C)
+    q_LC = _tile(q + key_head * C, start, step, here, K * C, column, C)
     of_keys = tl.dot(k_LC, tl.trans(k_LC), input_precision=PRECISION)
     of_queries = tl.dot(q_LC, tl.trans(k_LC), input_precision=PRECISION) * scale
     for repeat in range(H // K):
@@ -164,12 +186,11 @@ def _prepare(
         tl.store(sums + row * H + head, since, mask=here)
         between = tl.where(step[:, None] >= step[None, :], since[:, None] - since[None, :], float("-inf"))
         factors = tl.exp(between)
-        place = (row * H + head)[:, None] * L + step[None, :]
-        tl.store(scores + place, of_queries * factors, mask=here[:, None])
+        _store_tile(scores + head * L, of_queries * factors, start, step, here, H * L, step, L)
         if HAS_INTERACTIONS:
             b = tl.load(beta + row * H + head, mask=here, other=0.0)
             a = tl.where(step[:, None] > step[None, :], b[:, None] * of_keys * factors, 0.0)
-            tl.store(interactions + place, a, mask=here[:, None])
+            _store_tile(interactions + head * L, a, start, step, here, H * L, step, L)
 
 
 @jit
@@ -191,7 +212,7 @@ def _store_block(
 
 @jit
 def _times(x, y):
-    return tl.dot(x, y, input_precision="ieee")
+    return tl.dot(x, y, input_precision="tf32x3")
 
 
 @jit
@@ -276,27 +297,25 @@ def _scan(
         state = tl.zeros((BV, CB), tl.float32)
     for start in tl.range(begin, stop, L, num_stages=STAGES):
         row, here = start + step, start + step < stop
-        k_LC = _tile(k + key_head * C, row, here, K * C, C, CB)
-        q_LC = _tile(q + key_head * C, row, here, K * C, C, CB)
-        at_v = (row * (H * V) + head * V)[:, None] + value[None, :]
-        in_v = here[:, None] & (value < V)[None, :]
-        v_LV = tl.load(v + at_v, mask=in_v, other=0.0)
-        inverse = _tile(inverses + head * L, row, here, H * L, L, L)
-        score = _tile(scores + head * L, row, here, H * L, L, L)
+        k_LC = _tile(k + key_head * C, start, step, here, K * C, column, C)
+        q_LC = _tile(q + key_head * C, start, step, here, K * C, column, C)
+        v_LV = _tile(v + head * V, start, step, here, H * V, value, V)
+        inverse = _tile(inverses + head * L, start, step, here, H * L, step, L)
+        score = _tile(scores + head * L, start, step, here, H * L, step, L)
         since = tl.load(sums + row * H + head, mask=here, other=0.0)
         whole = tl.load(sums + (tl.minimum(start + L, stop) - 1) * H + head)
         b = tl.load(beta + row * H + head, mask=here, other=0.0)
 
         before = state.to(dtype)
-        at = ((start + L - 1) // L - 1) * (H * V * C) + head * (V * C) + value[:, None] * C + column[None, :]
-        tl.store(states + at, before, mask=in_state & (zero + start > begin))
+        at = ((start + L - 1) // L - 1) * (H * V * C) + head * (V * C)
+        tl.store(states + at + value[:, None] * C + column[None, :], before, mask=in_state & (zero + start > begin))
         factor = tl.exp(since)
         read = tl.dot(before, tl.trans(k_LC), input_precision=PRECISION)
         wanted = (tl.trans(v_LV).to(tl.float32) - read * factor[None, :]) * b[None, :]
         written = tl.dot(wanted.to(dtype), tl.trans(inverse), input_precision=PRECISION)
         o = tl.dot(before, tl.trans(q_LC), input_precision=PRECISION) * (factor * scale)[None, :]
         o = tl.dot(written.to(dtype), tl.trans(score), o, input_precision=PRECISION)
-        tl.store(out + at_v, tl.trans(o), mask=in_v)
+        _store_tile(out + head * V, tl.trans(o), start, step, here, H * V, value, V)
         decayed = (written * tl.exp(whole - since)[None, :]).to(dtype)
         state = tl.dot(decayed, k_LC, state * tl.exp(whole), input_precision=PRECISION)
     if HAS_LAST:
@@ -325,38 +344,117 @@ def _scan_backward(
     for index in tl.range(0, chunks, num_stages=STAGES):
         start = begin + (chunks - 1 - index) * L
         row, here = start + step, start + step < stop
-        k_LC = _tile(k + key_head * C, row, here, K * C, C, CB)
-        q_LC = _tile(q + key_head * C, row, here, K * C, C, CB)
-        at_v = (row * (H * V) + head * V)[:, None] + value[None, :]
-        in_v = here[:, None] & (value < V)[None, :]
-        dout_LV = tl.load(dout + at_v, mask=in_v, other=0.0)
-        inverse = _tile(inverses + head * L, row, here, H * L, L, L)
-        score = _tile(scores + head * L, row, here, H * L, L, L)
+        k_LC = _tile(k + key_head * C, start, step, here, K * C, column, C)
+        q_LC = _tile(q + key_head * C, start, step, here, K * C, column, C)
+        dout_LV = _tile(dout + head * V, start, step, here, H * V, value, V)
+        inverse = _tile(inverses + head * L, start, step, here, H * L, step, L)
+        score = _tile(scores + head * L, start, step, here, H * L, step, L)
         since = tl.load(sums + row * H + head, mask=here, other=0.0)
         whole = tl.load(sums + (tl.minimum(start + L, stop) - 1) * H + head)
         b = tl.load(beta + row * H + head, mask=here, other=0.0)
 
         after = dstate.to(dtype)
-        at = ((start + 2 * L - 1) // L - 1) * (H * V * C) + head * (V * C) + value[:, None] * C + column[None, :]
-        tl.store(dstates + at, after, mask=in_state & (zero + index > 0))
+        at = ((start + 2 * L - 1) // L - 1) * (H * V * C) + head * (V * C)
+        tl.store(dstates + at + value[:, None] * C + column[None, :], after, mask=in_state & (zero + index > 0))
         factor = tl.exp(since)
         dwritten = tl.dot(after, tl.trans(k_LC), input_precision=PRECISION) * tl.exp(whole - since)[None, :]
         dwritten = tl.dot(tl.trans(dout_LV), score, dwritten, input_precision=PRECISION)
         d = tl.dot(dwritten.to(dtype), inverse, input_precision=PRECISION)
-        tl.store(dwanted + at_v, tl.trans(d), mask=in_v)
+        _store_tile(dwanted + head * V, tl.trans(d), start, step, here, H * V, value, V)
         read = (tl.trans(dout_LV).to(tl.float32) * (factor * scale)[None, :]).to(dtype)
         dstate = tl.dot(read, q_LC, dstate * tl.exp(whole), input_precision=PRECISION)
         dstate = tl.dot((-d * (factor * b)[None, :]).to(dtype), k_LC, dstate, input_precision=PRECISION)
 
 
 @jit
-def _gradients(
-    dout, q, k, v, inverses, sums, beta, states, dwanted, dstates, dq, dk, dv, ddecay, dbeta,
+def _pair_gradients(
+    dout, k, v, inverses, sums, beta, states, dwanted, written, dscores, dinteractions, dv, dbeta,
     starts, ends, documents, cu_seqlens, scale, BV: tl.constexpr,
     K: tl.constexpr, H: tl.constexpr, C: tl.constexpr, V: tl.constexpr, CB: tl.constexpr, L: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program for a chunk and a key head.
+    """W, the gradients of products of queries or keys with keys, and those of values, of a chunk and a value head."""
+    chunk, head = tl.program_id(0), tl.program_id(1)
+    start, end = tl.load(starts + chunk).to(tl.int64), tl.load(ends + chunk).to(tl.int64)
+    if start == end:
+        return
+    follows = tl.zeros((BV, 1), tl.int64) + start > tl.load(cu_seqlens + tl.load(documents + chunk))
+    step, column = tl.arange(0, L), tl.arange(0, CB)
+    row, here = start + step, start + step < end
+    dtype: tl.constexpr = k.dtype.element_ty
+    k_LC = _tile(k + head // (H // K) * C, start, step, here, K * C, column, C)
+    inverse = _tile(inverses + head * L, start, step, here, H * L, step, L)
+    since = tl.load(sums + row * H + head, mask=here, other=0.0)
+    b = tl.load(beta + row * H + head, mask=here, other=0.0)
+    factor = tl.exp(since)
+    ds, da = tl.zeros((L, L), tl.float32), tl.zeros((L, L), tl.float32)
+    db = tl.zeros((L,), tl.float32)
+    before = (start + L - 1) // L - 1  # the place of the state
+    for part in range((V + BV - 1) // BV):
+        value = part * BV + tl.arange(0, BV)
+        state = _state(states + head * (V * C), before, value, column, H, C, V, follows)
+        v_LV = _tile(v + head * V, start, step, here, H * V, value, V).to(tl.float32)
+        dwanted_LV = _tile(dwanted + head * V, start, step, here, H * V, value, V)
+        d = dwanted_LV.to(tl.float32)
+        db += tl.sum(v_LV * d, 1)
+        _store_tile(dv + head * V, d * b[:, None], start, step, here, H * V, value, V)
+        read = tl.dot(k_LC, tl.trans(state), input_precision=PRECISION)
+        wanted = ((v_LV - read * factor[:, None]) * b[:, None]).to(dtype)
+        w = tl.dot(inverse, wanted, input_precision=PRECISION).to(dtype)
+        _store_tile(written + head * V, w, start, step, here, H * V, value, V)
+        dout_LV = _tile(dout + head * V, start, step, here, H * V, value, V)
+        ds = tl.dot(dout_LV, tl.trans(w), ds, input_precision=PRECISION)
+        da = tl.dot(dwanted_LV, tl.trans(w), da, input_precision=PRECISION)
+    between = tl.where(step[:, None] >= step[None, :], since[:, None] - since[None, :], float("-inf"))
+    factors = tl.exp(between)
+    _store_tile(dscores + head * L, ds * factors * scale, start, step, here, H * L, step, L)
+    da = tl.where(step[:, None] > step[None, :], -da * factors, 0.0)
+    _store_tile(dinteractions + head * L, da, start, step, here, H * L, step, L)
+    tl.store(dbeta + row * H + head, db, mask=here)
+
+
+@jit
+def _query_gradients(
+    dout, q, k, sums, states, dscores, dq, ddecay, starts, ends, documents, cu_seqlens, scale, BV: tl.constexpr,
+    K: tl.constexpr, H: tl.constexpr, C: tl.constexpr, V: tl.constexpr, CB: tl.constexpr, L: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the queries of a chunk and a key head; of running sums, what queries add."""
+    chunk, key_head = tl.program_id(0), tl.program_id(1)
+    start, end = tl.load(starts + chunk).to(tl.int64), tl.load(ends + chunk).to(tl.int64)
+    if start == end:
+        return
+    follows = tl.zeros((BV, 1), tl.int64) + start > tl.load(cu_seqlens + tl.load(documents + chunk))
+    step, column = tl.arange(0, L), tl.arange(0, CB)
+    row, here = start + step, start + step < end
+    k_LC = _tile(k + key_head * C, start, step, here, K * C, column, C)
+    q_LC = _tile(q + key_head * C, start, step, here, K * C, column, C).to(tl.float32)
+    dq_LC = tl.zeros((L, CB), tl.float32)
+    before = (start + L - 1) // L - 1  # the place of the state
+    for repeat in range(H // K):
+        head = key_head * (H // K) + repeat
+        since = tl.load(sums + row * H + head, mask=here, other=0.0)
+        ds = _tile(dscores + head * L, start, step, here, H * L, step, L)
+        part_q = tl.zeros((L, CB), tl.float32)
+        for part in range((V + BV - 1) // BV):
+            value = part * BV + tl.arange(0, BV)
+            dout_LV = _tile(dout + head * V, start, step, here, H * V, value, V)
+            state = _state(states + head * (V * C), before, value, column, H, C, V, follows)
+            part_q = tl.dot(dout_LV, state, part_q, input_precision=PRECISION)
+        part_q = tl.dot(ds, k_LC, part_q * (tl.exp(since) * scale)[:, None], input_precision=PRECISION)
+        tl.store(ddecay + row * H + head, tl.sum(q_LC * part_q, 1), mask=here)
+        dq_LC += part_q
+    _store_tile(dq + key_head * C, dq_LC, start, step, here, K * C, column, C)
+
+
+@jit
+def _key_gradients(
+    q, k, sums, beta, states, dwanted, dstates, written, dscores, dinteractions, dk, ddecay, dbeta,
+    starts, ends, documents, cu_seqlens, BV: tl.constexpr,
+    K: tl.constexpr, H: tl.constexpr, C: tl.constexpr, V: tl.constexpr, CB: tl.constexpr, L: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the keys of a chunk and a key head, and of decays; adds what keys add to that of beta.
 
     The gradient of a running sum follows from those of q, k and b k, whose rows have factors of its exponential.
     """
@@ -368,67 +466,54 @@ def _gradients(
     zero = tl.zeros((BV, 1), tl.int64)  # the interpreter has no masks of a single truth
     follows = zero + start > tl.load(cu_seqlens + document)
     continues = zero + end < tl.load(cu_seqlens + document + 1)
+    zero = tl.zeros((16, 1), tl.int64)
+    both = (zero + start > tl.load(cu_seqlens + document)) & (zero + end < tl.load(cu_seqlens + document + 1))
     step, column = tl.arange(0, L), tl.arange(0, CB)
     row, here = start + step, start + step < end
     dtype: tl.constexpr = q.dtype.element_ty
-    k_LC = _tile(k + key_head * C, row, here, K * C, C, CB)
-    q_LC = _tile(q + key_head * C, row, here, K * C, C, CB)
-    dq_LC, dk_LC = tl.zeros((L, CB), tl.float32), tl.zeros((L, CB), tl.float32)
+    k_LC = _tile(k + key_head * C, start, step, here, K * C, column, C)
+    q_LC = _tile(q + key_head * C, start, step, here, K * C, column, C)
+    dk_LC = tl.zeros((L, CB), tl.float32)
     before, after = (start + L - 1) // L - 1, (start + 2 * L - 1) // L - 1  # places of states
     for repeat in range(H // K):
         head = key_head * (H // K) + repeat
-        since = tl.load(sums + row * H + head, mask=here, other=0.0)
+        at_head = row * H + head
+        since = tl.load(sums + at_head, mask=here, other=0.0)
         whole = tl.load(sums + (end - 1) * H + head)
-        b = tl.load(beta + row * H + head, mask=here, other=0.0)
-        factor = tl.exp(since)
-        inverse = _tile(inverses + head * L, row, here, H * L, L, L)
-        ds, da = tl.zeros((L, L), tl.float32), tl.zeros((L, L), tl.float32)
-        from_q, from_k, to_k = (
-            tl.zeros((L, CB), tl.float32), tl.zeros((L, CB), tl.float32), tl.zeros((L, CB), tl.float32)
-        )  # fmt: skip
-        db, of_states = tl.zeros((L,), tl.float32), 0.0
-        for part in tl.static_range((V + BV - 1) // BV):
+        b = tl.load(beta + at_head, mask=here, other=0.0)
+        da = _tile(dinteractions + head * L, start, step, here, H * L, step, L)
+
+        read = tl.zeros((L, CB), tl.float32)  # the gradient of b k, which reads the state
+        for part in range((V + BV - 1) // BV):
             value = part * BV + tl.arange(0, BV)
-            in_state = (value < V)[:, None] & (column < C)[None, :]
-            in_v = here[:, None] & (value < V)[None, :]
-            at_v = (row * (H * V) + head * V)[:, None] + value[None, :]
-            at_state = head * (V * C) + value[:, None] * C + column[None, :]
-            state = tl.load(states + before * (H * V * C) + at_state, mask=in_state & follows, other=0.0)
-            v_LV = tl.load(v + at_v, mask=in_v, other=0.0)
-            read = tl.dot(k_LC, tl.trans(state), input_precision=PRECISION)
-            wanted = ((v_LV.to(tl.float32) - read * factor[:, None]) * b[:, None]).to(dtype)
-            written = tl.dot(inverse, wanted, input_precision=PRECISION).to(dtype)
-            dout_LV = tl.load(dout + at_v, mask=in_v, other=0.0)
-            dwanted_LV = tl.load(dwanted + at_v, mask=in_v, other=0.0)
-            ds = tl.dot(dout_LV, tl.trans(written), ds, input_precision=PRECISION)
-            da = tl.dot(dwanted_LV, tl.trans(written), da, input_precision=PRECISION)
-            from_q = tl.dot(dout_LV, state, from_q, input_precision=PRECISION)
-            from_k = tl.dot(dwanted_LV, state, from_k, input_precision=PRECISION)
-            dstate = tl.load(dstates + after * (H * V * C) + at_state, mask=in_state & continues, other=0.0)
-            to_k = tl.dot(written, dstate, to_k, input_precision=PRECISION)
+            dwanted_LV = _tile(dwanted + head * V, start, step, here, H * V, value, V)
+            state = _state(states + head * (V * C), before, value, column, H, C, V, follows)
+            read = tl.dot(dwanted_LV, state, read, input_precision=PRECISION)
+        read = tl.dot(da, k_LC, -read * tl.exp(since)[:, None], input_precision=PRECISION)
+        db = tl.sum(k_LC.to(tl.float32) * read, 1)
+        tl.store(dbeta + at_head, tl.load(dbeta + at_head, mask=here, other=0.0) + db, mask=here)
+        dk_LC += read * b[:, None]
+
+        of_states = 0.0
+        for part in range((V + 15) // 16):
+            value = part * 16 + tl.arange(0, 16)
+            state = _state(states + head * (V * C), before, value, column, H, C, V, both)
+            dstate = _state(dstates + head * (V * C), after, value, column, H, C, V, both)
             of_states += tl.sum(state.to(tl.float32) * dstate.to(tl.float32))
-            d = dwanted_LV.to(tl.float32)
-            db += tl.sum(v_LV.to(tl.float32) * d, 1)
-            tl.store(dv + at_v, d * b[:, None], mask=in_v)
-        between = tl.where(step[:, None] >= step[None, :], since[:, None] - since[None, :], float("-inf"))
-        factors = tl.exp(between)
-        ds = (ds * factors * scale).to(dtype)
-        da = tl.where(step[:, None] > step[None, :], -da * factors, 0.0)
-        from_q = tl.dot(ds, k_LC, from_q * (factor * scale)[:, None], input_precision=PRECISION)
-        from_k = tl.dot(da.to(dtype), k_LC, -from_k * factor[:, None], input_precision=PRECISION)
-        keys, queries = k_LC.to(tl.float32), q_LC.to(tl.float32)
-        to_k *= tl.exp(whole - since)[:, None]
-        of_last = tl.sum(keys * to_k) + tl.exp(whole) * of_states
-        to_k = tl.dot(tl.trans(ds), q_LC, to_k, input_precision=PRECISION)
-        to_k = tl.dot(tl.trans((da * b[:, None]).to(dtype)), k_LC, to_k, input_precision=PRECISION)
-        read_k = tl.sum(keys * from_k, 1)
-        of_sums = tl.sum(queries * from_q, 1) + b * read_k - tl.sum(keys * to_k, 1)
+        write = tl.zeros((L, CB), tl.float32)  # the gradient of k, which is written to the state
+        for part in range((V + BV - 1) // BV):
+            value = part * BV + tl.arange(0, BV)
+            w = _tile(written + head * V, start, step, here, H * V, value, V)
+            dstate = _state(dstates + head * (V * C), after, value, column, H, C, V, continues)
+            write = tl.dot(w, dstate, write, input_precision=PRECISION)
+        write *= tl.exp(whole - since)[:, None]
+        of_last = tl.sum(k_LC.to(tl.float32) * write) + tl.exp(whole) * of_states
+        ds = _tile(dscores + head * L, start, step, here, H * L, step, L)
+        write = tl.dot(tl.trans(ds), q_LC, write, input_precision=PRECISION)
+        of_k = tl.trans((da.to(tl.float32) * b[:, None]).to(dtype))
+        write = tl.dot(of_k, k_LC, write, input_precision=PRECISION)
+        dk_LC += write
+        of_sums = tl.load(ddecay + at_head, mask=here, other=0.0) + b * db - tl.sum(k_LC.to(tl.float32) * write, 1)
         later = tl.sum(tl.where(step[None, :] >= step[:, None], of_sums[None, :], 0.0), 1)
-        tl.store(ddecay + row * H + head, later + of_last, mask=here)
-        tl.store(dbeta + row * H + head, db + read_k, mask=here)
-        dq_LC += from_q
-        dk_LC += from_k * b[:, None] + to_k
-    at = (row * (K * C) + key_head * C)[:, None] + column[None, :]
-    inside = here[:, None] & (column < C)[None, :]
-    tl.store(dq + at, dq_LC, mask=inside)
-    tl.store(dk + at, dk_LC, mask=inside)
+        tl.store(ddecay + at_head, later + of_last, mask=here)
+    _store_tile(dk + key_head * C, dk_LC, start, step, here, K * C, column, C)

@@ -21,5 +21,6 @@ def gated_norm_backward(
     sigmoid = torch.sigmoid(gate)
     x_wide = x.to(dtype)
     normed, rstd = rms_norm(x_wide, weight.to(dtype), eps)
+    dx = rms_norm_backward(dy * gate * sigmoid, x_wide, weight, rstd, grad_weight)
     into.copy_((dy * normed * sigmoid * (1 + gate * (1 - sigmoid))).view(into.shape))
-    return rms_norm_backward(dy * gate * sigmoid, x_wide, weight, rstd, grad_weight).to(x.dtype)
+    return dx.to(x.dtype)

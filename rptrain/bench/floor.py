@@ -1,9 +1,9 @@
 """The floor, or roofline time: the least time for a training step's arithmetic on a device, operation by operation.
 
 Matrix products use torch; those of experts run as in training, with equal numbers of tokens per expert. Attention uses
-the fastest deterministic implementation. Elementwise operations read and write each operand once, at the speed of a
-copy. A layer's operations are timed in a row, again and again, because a device in training may be too warm for its
-highest clock. Gradient accumulation, rotary tables and transfers are left out.
+the fastest deterministic implementation, and so does the delta rule. Elementwise operations read and write each operand
+once, at the speed of a copy. A layer's operations are timed in a row, again and again, because a device in training may
+be too warm for its highest clock. Gradient accumulation, rotary tables and transfers are left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

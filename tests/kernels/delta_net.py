@@ -28,10 +28,10 @@ def views(product: Tensor, sizes: Sizes, by_head: bool) -> tuple[Tensor, Tensor,
     values = sizes.repeat * sizes.values
     parts = [sizes.columns, sizes.columns, values, values]
     if by_head:
-        q, k, v, z = product.view(len(product), sizes.heads, -1).split(parts, -1)
+        q, k, v, z = product.unflatten(1, (sizes.heads, sum(parts))).split(parts, -1)
     else:
         split = product.split([sizes.heads * part for part in parts], 1)
-        q, k, v, z = (x.unflatten(1, (sizes.heads, -1)) for x in split)
+        q, k, v, z = (x.unflatten(1, (sizes.heads, part)) for x, part in zip(split, parts, strict=True))
     return q, k, v, z
 
 

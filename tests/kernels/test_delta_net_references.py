@@ -1,5 +1,7 @@
 """A gated delta net's references against transformers' layer and against autograd in float64."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -26,7 +28,8 @@ def test_as_in_transformers(dtype, monkeypatch) -> None:
         linear_value_head_dim=5, linear_conv_kernel_dim=4, num_hidden_layers=1, layer_types=["linear_attention"],
     )  # fmt: skip
     torch.manual_seed(0)
-    layer = modeling_qwen3_5.Qwen3_5GatedDeltaNet(config, 0).to(dtype)
+    make_layer: Any = modeling_qwen3_5.Qwen3_5GatedDeltaNet  # annotated with the config of the whole model
+    layer = make_layer(config, 0).to(dtype)
     with torch.no_grad():
         layer.norm.weight.copy_(random((5,), dtype, "cpu"))
         layer.dt_bias.copy_(random((6,), dtype, "cpu", 1))
@@ -83,14 +86,15 @@ def test_convolution_has_the_gradients_of_autograd(documents, width, by_head) ->
     dys = [random(tuple(y.shape), DOUBLE, "cpu", i + 2) for i, y in enumerate(theirs)]
     dqkvz, dweight = torch.autograd.grad(theirs, (qkvz, weight), dys)
 
-    positions, inputs = positions_of(documents, "cpu"), [x.detach() for x in parts]
-    ours = causal_conv(*inputs, weight.detach(), positions)
+    positions = positions_of(documents, "cpu")
+    inputs = *(views(qkvz.detach(), sizes, by_head)[:3]), weight.detach(), positions
+    ours = causal_conv(*inputs)
     torch.testing.assert_close(list(ours), theirs)
     assert all(y.is_contiguous() for y in ours)
     grad, grad_w = torch.zeros_like(dqkvz), torch.ones_like(dweight)
     q, k, v, _ = views(grad, sizes, by_head)
     dv = dys[2].view(tokens, 6, 5)
-    causal_conv_backward(dys[0], dys[1], dv, *inputs, weight.detach(), positions, (q, k, v), grad_w)
+    causal_conv_backward(dys[0], dys[1], dv, *inputs, (q, k, v), grad_w)
     torch.testing.assert_close(grad, dqkvz)
     torch.testing.assert_close(grad_w - 1, dweight)
 
@@ -128,11 +132,11 @@ def test_gates_have_the_gradients_of_autograd() -> None:
     dys = [random((5, 6), DOUBLE, "cpu", seed) for seed in (3, 4)]
     expected = torch.autograd.grad(theirs, (ba, a_log, dt_bias), dys)
 
-    inputs = [x.detach() for x in (b, a, a_log, dt_bias)]
+    inputs = b.detach(), a.detach(), a_log.detach(), dt_bias.detach()
     torch.testing.assert_close(gates(*inputs), theirs)
     grad, sums = torch.zeros_like(ba), [torch.ones(6, dtype=DOUBLE) for _ in range(2)]
     db, da = grad.split(3, -1)
-    gates_backward(*dys, *inputs, (db, da), (sums[0], sums[1]))
+    gates_backward(dys[0], dys[1], *inputs, (db, da), (sums[0], sums[1]))
     torch.testing.assert_close([grad, sums[0] - 1, sums[1] - 1], list(expected))
 
 

@@ -68,9 +68,14 @@ OF = {  # what includes these operations
         ("grouped", 0.86 * 0.96 * 165, 150 * 0.86),
         ("attention", 0.60 * 165, 150 * 0.60 / 0.67),
         ("attention_backward", 0.325 * 165, 150 * 0.325 / 0.67),
+        ("delta_rule", 0.35 * 165, 150 * 0.35 / 0.67),
+        ("delta_rule_backward", 0.35 * 165, 150 * 0.35 / 0.67),
     ],
-    ids=["matmul", "half", "half_attention", "half_attention_backward", "fp8", "grouped", "attention", "backward"],
-)
+    ids=[
+        "matmul", "half", "half_attention", "half_attention_backward", "fp8", "grouped", "attention", "backward",
+        "delta_rule", "delta_rule_backward",
+    ],
+)  # fmt: skip
 def test_each_kind_of_operations_takes_its_own_rate(kind, rate, rate_measured):
     """Measured rates are what products reach: no share of a peak is applied to them.
 
@@ -117,6 +122,8 @@ def test_work_with_sums_in_float16():
     assert work.with_half_sums(3.0) == Work(matmul=9.0, grouped=4.0, attention=2.0, attention_backward=5.0, half=6.0)
     assert work.with_half_sums(3.0).flops == work.flops == 20
     assert (work + work.with_half_sums()).half == 10 and work.without(work).flops == 0
+    rule = Work(delta_rule=2.0, delta_rule_backward=5.0)
+    assert (rule + work).flops == 27 and (rule + rule).without(rule) == rule
     assert GROUPED < 1
 
 

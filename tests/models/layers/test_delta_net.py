@@ -1,5 +1,6 @@
 """The gated delta net against transformers and against a loop over tokens, its documents, and its state."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from rptrain.kernels.reference.dense import wide
 from rptrain.models.layers.delta_net import DeltaNet
 from rptrain.models.layers.state import CurrentTokens
 from tests.models.conftest import make_micro_batch
+from tests.models.layers.test_layers import LiveBytes
 
 LAYOUTS = pytest.mark.parametrize("by_key_head", [False, True], ids=["by kind", "by key head"])
 DOCUMENTS = [[70, 1, 3, 65]]
@@ -261,3 +263,54 @@ def test_a_step_that_is_interrupted_leaves_no_state_to_continue() -> None:
     net.step(p, Operand(x.dtype, x[:5]), state, current_tokens([0], [5]))
     net.step(p, Operand(x.dtype, x[5:]), state, current_tokens([5], [1]))  # and a later layer is interrupted
     assert state.keep(0, 5) == 0 == state.matrices.count_nonzero()
+
+
+def test_work_by_hand() -> None:
+    """D 13, 3 key heads of 5, 6 value heads of 7: 72 columns are convolved, and 42 normed."""
+    net = DeltaNet.of(**ODD)
+    forward, backward = net.work(10, 5, 2)
+    with_state, in_chunks = 3 * 5 * 7, 64 * (5 + 5 + 7 + 7)
+    assert forward.flops == forward.delta_rule == 2 * 10 * 6 * (with_state + in_chunks)
+    assert backward.flops == backward.delta_rule_backward == 2 * forward.delta_rule
+    assert forward.elementwise == {
+        "convolution": 10 * 2 * (72 + 72),
+        "gates": 10 * (2 * 12 + 4 * 12),
+        "gated norm": 10 * 2 * 3 * 42,
+    }
+    assert backward.elementwise == {
+        "convolution, backward": 10 * 2 * (2 + 3) * 72,
+        "gates, backward": 10 * (2 * 24 + 4 * 12),
+        "gated norm, backward": 10 * 2 * (3 + 5) * 42,
+    }
+    assert (forward.quantization, backward.quantization) == (0, 0)
+    in_fp8 = net.with_products(lambda product: replace(product, in_fp8=True))
+    assert in_fp8.work(10, 5, 2)[1].quantization == 10 * 42 * (2 + 1)  # the normed output again
+    assert in_fp8.ba.work(10, 2)[0].quantization == 0  # its input is that of the product before it
+
+
+def test_kept_bytes_of_kernels_by_hand() -> None:
+    """130 tokens have states before three chunks at most."""
+    net = DeltaNet.of(**ODD)
+    own = 130 * (2 * (114 + 12 + 42) + 4 * 2 * 6)
+    sums, inverses, states = 130 * 6 * 4, 130 * 6 * 64 * 2, 3 * 6 * 5 * 7 * 2
+    assert net.kept_bytes(130, 2) == own + sums + inverses + states
+
+
+@pytest.mark.parametrize("sizes", [(32, 8, 32, 8, 8, 4), (32, 1, 4, 64, 64, 4)])
+def test_backward_needs_no_more_than_its_workspace(sizes) -> None:
+    net = DeltaNet.of(*sizes, 1e-6)
+    p, mb = random_parameters(net, torch.bfloat16), documents_of([[64] * 4])
+    x, dy = torch.randn(2, 256, 32).bfloat16()
+    saved = net.forward(p, Operand(x.dtype, x), mb)[1]
+    with LiveBytes() as live:
+        net.backward(p, accumulators(p), saved, dy, mb)
+    assert live.peak <= 256 * sum(net.workspace(2, fused=False)) <= 2 * live.peak
+
+
+def test_the_rule_is_timed_both_ways() -> None:
+    net, mb = DeltaNet.of(**ODD), documents_of([[70], [70]])
+    (operation,) = net.operations(mb, torch.float32, torch.device("cpu"))
+    assert operation.forward()[0].shape == (140, 6, 7)
+    dq, dk, dv, ddecay, dbeta = operation.backward()
+    assert dq.shape == dk.shape == (140, 3, 5) and dv.shape == (140, 6, 7) and ddecay.shape == dbeta.shape == (140, 6)
+    assert all(x.isfinite().all() for x in (dq, dk, dv, ddecay, dbeta))

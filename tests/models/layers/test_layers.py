@@ -247,7 +247,7 @@ def test_memory_inside_a_mixer_counts_beside_fused_kernels(fresh, monkeypatch) -
     ],
 )
 def test_bounds_of_memory_hold(architecture, dtype, sizes, fresh, micro_batch) -> None:
-    """On documents so short that the scores of the reference's attention weigh nothing."""
+    """Of blocks with attention, on documents so short that the scores of its reference weigh nothing."""
     hidden, intermediate, heads, kv_heads, experts = sizes
     model = fresh(
         architecture,
@@ -264,7 +264,7 @@ def test_bounds_of_memory_hold(architecture, dtype, sizes, fresh, micro_batch) -
     rows, tokens = 256, 512
     torch.manual_seed(6)
     mb = micro_batch(model.spec, [[2]] * rows, torch.randint(61, (tokens,)))
-    layer = model.spec.layers[0]
+    layer = next(layer for layer in model.spec.layers if isinstance(layer.mixer, Attention))
     p, g = model.of(layer, model.params), model.of(layer, model.grads)
     x, dy = (torch.randn(tokens, hidden).to(dtype) for _ in range(2))
     itemsize = dtype.itemsize
