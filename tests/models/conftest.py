@@ -116,6 +116,8 @@ def fresh() -> Callable[..., Native]:
                 if not param.std:
                     low = 0.5 if param.std is None else -0.5
                     params[param.name].uniform_(low, low + 1, generator=generator)
+                if param.log_uniform is not None:  # so that delta nets do not forget at once
+                    params[param.name].uniform_(-3, 0, generator=generator)
         return model
 
     return build
