@@ -29,6 +29,7 @@ class Cases:
     experts: Sequence[str] = ()  # the key of their number, and an alias of it if there is one
     apart: tuple[str, str, str] | None = None  # the names of gate, up and down if checkpoints have them by expert
     presets: Mapping[str, int] = field(default_factory=dict[str, int])  # their numbers of parameters
+    slow: bool = False  # whether runs on the CPU take long
 
 
 LLAMA3 = {
@@ -66,7 +67,7 @@ ODD_DELTA_NETS = {  # of one value head per key head, and a convolution of 3
     "initializer_range": 0.1,
     "head_dim": 12,
     "partial_rotary_factor": 0.5,
-    "layer_types": ["full_attention", "linear_attention"],
+    "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 3,
     "linear_num_value_heads": 3,
     "linear_key_head_dim": 5,
@@ -355,6 +356,7 @@ FAMILIES: Mapping[str, Cases] = {
         not_null=(*NOT_NULL_IN_HYBRIDS, "full_attention_interval"),
         refused=REFUSED_HYBRIDS,
         presets={"qwen3.5-4b": 4_205_751_296, "qwen3.5-9b": 8_953_803_264, "qwen3.5-27b": 26_895_998_464},
+        slow=True,
     ),
     "qwen3_5_moe_text": Cases(
         variants={
@@ -369,7 +371,7 @@ FAMILIES: Mapping[str, Cases] = {
         },
         layers={**DELTA_NETS, **SHARED_EXPERT},
         engine={**DELTA_NETS, **SHARED_EXPERT},
-        run={**DELTA_NETS, **SHARED_EXPERT},
+        run={**DELTA_NETS, **SHARED_EXPERT, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 8},
         spellings={"qwen3.5-moe-mrope": {"rope_parameters": MROPE, "head_dim": 256, "intermediate_size": 3}},
         not_null=NOT_NULL_IN_HYBRIDS,
         refused=[
@@ -382,6 +384,7 @@ FAMILIES: Mapping[str, Cases] = {
         experts=("num_experts",),
         apart=("gate_proj", "up_proj", "down_proj"),
         presets={"qwen3.5-35b-a3b": 34_660_610_688, "qwen3.5-122b-a10b": 122_111_526_912},
+        slow=True,
     ),
     "qwen3_next": Cases(
         variants={
@@ -390,7 +393,7 @@ FAMILIES: Mapping[str, Cases] = {
                 **ODD_DELTA_NETS,
                 **SHARED_EXPERT,
                 "num_hidden_layers": 4,
-                "layer_types": ["full_attention", "linear_attention"] * 2,
+                "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
                 "decoder_sparse_step": 2,
                 "mlp_only_layers": [3],
                 "norm_topk_prob": False,
@@ -404,13 +407,14 @@ FAMILIES: Mapping[str, Cases] = {
         },
         layers={**DELTA_NETS, **SHARED_EXPERT},
         engine={**DELTA_NETS, **SHARED_EXPERT, "decoder_sparse_step": 2, "norm_topk_prob": False},
-        run={**DELTA_NETS, **SHARED_EXPERT},
+        run={**DELTA_NETS, **SHARED_EXPERT, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 8},
         spellings={"qwen3-next-theta": {"rope_theta": 10_000_000, "rope_scaling": None, "partial_rotary_factor": 0.5}},
         not_null=(*NOT_NULL_IN_HYBRIDS, "norm_topk_prob", "decoder_sparse_step"),
         refused=REFUSED_HYBRIDS,
         experts=("num_experts",),
         apart=("gate_proj", "up_proj", "down_proj"),
         presets={"qwen3-next-80b-a3b": 79_674_391_296},
+        slow=True,
     ),
     "glm4_moe": Cases(
         variants={
