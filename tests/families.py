@@ -340,8 +340,7 @@ FAMILIES: Mapping[str, Cases] = {
     ),
     "qwen3_5_text": Cases(
         variants={
-            "qwen3.5": DELTA_NETS,
-            "qwen3.5-short": {**DELTA_NETS, "num_hidden_layers": 3, "layer_types": None, "linear_conv_kernel_dim": 2},
+            "qwen3.5": {**DELTA_NETS, "num_hidden_layers": 3, "layer_types": None, "linear_conv_kernel_dim": 2},
             "qwen3.5-odd": ODD_DELTA_NETS,
         },
         layers=DELTA_NETS,
@@ -360,8 +359,7 @@ FAMILIES: Mapping[str, Cases] = {
     ),
     "qwen3_5_moe_text": Cases(
         variants={
-            "qwen3.5-moe": {**DELTA_NETS, **SHARED_EXPERT},
-            "qwen3.5-moe-odd": {**ODD_DELTA_NETS, **SHARED_EXPERT, "num_experts": 4, "num_experts_per_tok": 2},
+            "qwen3.5-moe": {**ODD_DELTA_NETS, **SHARED_EXPERT},
         },
         required={
             "num_experts": 6,
