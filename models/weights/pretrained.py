@@ -313,9 +313,7 @@ def _drawn(out: Tensor, param: Param, generator: torch.Generator) -> Tensor:
 
 
 def _shares(count: int, generator: torch.Generator) -> Tensor:
-    """Uniform numbers between 0 and 1, in float64: what is computed from them is rounded once, so that it is the same
-    on every machine.
-    """
+    """Uniform numbers between 0 and 1. What follows from them is rounded once, so it is the same on every machine."""
     return (torch.empty(count, dtype=torch.int64).random_(1 << 24, generator=generator).double() + 0.5) * 2.0**-24
 
 
@@ -369,11 +367,8 @@ def _config(spec: ModelShape, dtype: torch.dtype) -> dict[str, Any]:
 def stored_bytes(spec: ModelShape, dtype: torch.dtype) -> int:
     """Bytes of the weights in a checkpoint of a model in `dtype`."""
     own = ((param, part) for unit in spec.units for param in unit.params if param.dtype for part in param.parts)
-    saved = (
-        part.rows * param.numel // param.shape[0] * (param.dtype_in(dtype).itemsize - dtype.itemsize)
-        for param, part in own
-        if part.key in spec.narrow
-    )
+    narrowed = ((param, part.rows * prod(param.shape[1:])) for param, part in own if part.key in spec.narrow)
+    saved = (numel * (param.dtype_in(dtype).itemsize - dtype.itemsize) for param, numel in narrowed)
     return spec.weight_bytes(dtype) - sum(saved)
 
 

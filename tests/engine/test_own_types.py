@@ -16,6 +16,7 @@ from tests.cases import BOTH, UPDATES, grid
 
 from ..layouts import layout_of
 from . import half, plain, runs
+from .distributed import test_checkpoints as saved
 from .distributed import test_exactness as processes
 from .distributed.test_exactness import small_messages  # noqa: F401 - a fixture
 
@@ -163,3 +164,19 @@ def test_same_bits_in_several_processes(asynchronous, dtype):
     alone = processes.alone(cfg, {"dtype": dtype}, train, **options)
     for found in processes.several(2, cfg, {"dtype": dtype}, train, **options):
         assert_same(alone, found)
+
+
+@pytest.mark.long
+@BOTH
+def test_resumed_in_another_number_of_processes(tmp_path, asynchronous):
+    cfg, kind = CFG | {"vocab_size": processes.VOCAB}, {"dtype": torch.bfloat16}
+    (tmp_path / "config.json").write_text("{}")
+    batches = plain.make_batches(saved.STEPS, micro_batches=12, vocab=processes.VOCAB)
+    options = {"asynchronous": asynchronous, "batches": batches, "folder": tmp_path}
+    found = processes.several(2, cfg, kind, saved.train, saves=True, **options)
+    found += processes.several(3, cfg, kind, saved.train, resumed=True, **options)
+    found.append(processes.alone(cfg, kind, saved.train, resumed=True, **options))
+    losses, weights = processes.alone(cfg, kind, saved.train, **options)
+    for other, its_weights in found:
+        assert other == losses
+        assert all(torch.equal(its_weights[name], tensor) for name, tensor in weights.items())
