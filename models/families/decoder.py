@@ -169,13 +169,13 @@ def model(
     blocks: Sequence[Unit],
     layers: Sequence[Layer],
     *,
-    zero_centered: bool = False,
     logits_scale: float = 1.0,
+    zero_centered: bool = False,
     frozen: Mapping[int, Unit] | None = None,
 ) -> ModelSpec:
-    """The decoder with these blocks, an embedding, a last norm, `zero_centered` or not, and a head.
+    """The decoder with these blocks, an embedding, a last norm and a head.
 
-    `frozen`: units of layers, by their numbers, in addition to `blocks`.
+    `frozen`: units of layers, by their numbers, in addition to `blocks`. `zero_centered`: of the last norm.
     """
     embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
     last_norm = norm("norm", "model.norm", shape.hidden, zero_centered=zero_centered)
