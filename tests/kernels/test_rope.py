@@ -15,7 +15,7 @@ from .autograd import QKNormRope
 # tokens, H, K, C: tiles that are whole, cut, several for the heads of one token, and several a program of backward
 SHAPES = [(1, 1, 1, 2), (7, 3, 1, 32), (3, 20, 5, 256), (5, 4, 2, 256), (2, 12, 4, 80), (9, 6, 6, 10), (3, 17, 9, 6)]
 # the same and R: some of the columns rotated, or none
-SHAPES += [(7, 3, 1, 32, 8), (3, 20, 5, 128, 64), (2, 12, 4, 80, 2), (9, 6, 6, 10, 8), (5, 4, 2, 12, 0)]
+SHAPES += [(7, 3, 1, 32, 8), (3, 20, 5, 128, 64), (2, 12, 4, 80, 2), (9, 6, 6, 10, 8), (5, 4, 2, 12, 0), (5, 6, 1, 256, 64)]
 shapes = pytest.mark.parametrize("shape", SHAPES)
 # the norm of each head, of all heads, or of each head with factors 1 + weight; the latter also with gates
 norms = pytest.mark.parametrize("norm", [False, True, "whole", "zero-centered", "gated"])
@@ -195,7 +195,7 @@ def test_values_that_are_in_place_are_not_copied(norm, device, monkeypatch) -> N
         assert torch.equal(dqkv, expected)
         assert all(torch.equal(a, b) for a, b in zip(grads, expected_grads, strict=True))
     (without,), (copying,) = grids
-    tile = rope._backward_sizes(4, 2, 256, norm)[0]["VALUES"]
+    tile = rope._backward_sizes(4, 2, 256, norm, 128)[0]["VALUES"]
     assert copying - without == -(-5 // tile)
 
 
