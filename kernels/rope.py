@@ -232,8 +232,8 @@ def _backward_sizes(heads: int, kv_heads: int, size: int, norm: bool, pairs: int
     A tile is TOKENS tokens and BLOCK_H heads, in registers, and as in `_tile` never smaller than the program's threads:
     with norms 4 elements of each half a thread, which lets 32 warps on a multiprocessor, else 8. Held to the registers
     that they have, the compiler issues all loads of a tile at once; else it saves registers by awaiting some before it
-    issues others. Long heads of which a part is rotated have half as large tiles, as programs of more warps would spill.
-    VALUES tokens are copied at a time, 32 elements a thread.
+    issues others. Tiles of long heads of which a part is rotated are half as large, because larger ones spill. VALUES
+    tokens are copied at a time, 32 elements a thread.
     """
     columns = power_of_2(size // 2)
     share = 2 if columns > 64 and 0 < pairs < size // 2 else 1

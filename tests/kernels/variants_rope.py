@@ -37,7 +37,9 @@ def forward(
     `gated`: with a gate behind each query, and zero-centered norms.
     """
     constants: dict[str, Any] = {"H": heads, "K": kv_heads, "NORM": norm, **rope._tile(heads, size)}
-    constants |= {"PAIRS": int(rotated * size) // 2} | dict.fromkeys(("ROW", "V_ROW"), _columns(heads, kv_heads, size, gated))
+    constants |= {"PAIRS": int(rotated * size) // 2} | dict.fromkeys(
+        ("ROW", "V_ROW"), _columns(heads, kv_heads, size, gated)
+    )
     constants |= {"GATED": gated, "ZERO_CENTERED": gated}
     signature = dict.fromkeys(("qk", "values", "q", "k", "v", "q_weight", "k_weight"), f"*{kind}")
     signature |= dict.fromkeys(("cos", "sin", "rstd"), "*fp32")
