@@ -28,8 +28,10 @@ def bias(name: str, *stacked: tuple[str, int]) -> Param:
     return Param(name, (sum(part.rows for part in parts),), parts, decay=False, std=0.0)
 
 
-def norm(name: str, module: str, size: int) -> Param:
-    return Param(name, (size,), (CheckpointPart(f"{module}.weight", size),), decay=False, std=None)
+def norm(name: str, module: str, size: int, *, zero_centered: bool = False) -> Param:
+    """A norm's weight, initialized so that the norm multiplies by 1."""
+    parts = (CheckpointPart(f"{module}.weight", size),)
+    return Param(name, (size,), parts, decay=False, std=0.0 if zero_centered else None)
 
 
 def attention_params(
@@ -39,8 +41,8 @@ def attention_params(
 
     `norms`: of the block; None: before its parts. `fused`: checkpoints have one tensor of queries, keys and values.
     """
-    has_pre, has_post = (norms.pre, norms.post) if norms else (True, False)
-    module = f"{at}.self_attn"
+    norms = norms or Norms(sizes.eps)
+    module, zero_centered = f"{at}.self_attn", norms.zero_centered
     heads, kv_heads = attention.heads * attention.head_size, attention.kv_heads * attention.head_size
     qkv = (
         (f"{module}.q_proj", heads * (1 + attention.gated)),
@@ -50,7 +52,7 @@ def attention_params(
     if fused:
         qkv = ((f"{module}.qkv_proj", heads + 2 * kv_heads),)
     o = (f"{module}.o_proj", sizes.hidden)
-    params = [norm("input_norm", f"{at}.input_layernorm", sizes.hidden)] if has_pre else []
+    params = [input_norm(sizes, at, zero_centered=zero_centered)] if norms.pre else []
     params.append(matrix("qkv", sizes.hidden, sizes.std, *qkv))
     if attention.qkv.bias:
         params.append(bias("qkv_bias", *qkv))
@@ -61,36 +63,51 @@ def attention_params(
     params.append(matrix("o", heads, sizes.std, o))
     if attention.o.bias:
         params.append(bias("o_bias", o))
-    if has_post:
-        params.append(norm("attention_norm", f"{at}.post_attention_layernorm", sizes.hidden))
+    if norms.post:
+        after = f"{at}.post_attention_layernorm"
+        params.append(norm("attention_norm", after, sizes.hidden, zero_centered=zero_centered))
     return params
 
 
-def post_norm(sizes: Sizes, at: str) -> Param:
-    """The norm of the MLP's input, which is behind the attention."""
-    return norm("post_norm", f"{at}.post_attention_layernorm", sizes.hidden)
+def input_norm(sizes: Sizes, at: str, *, zero_centered: bool = False) -> Param:
+    """The norm of the mixer's input."""
+    return norm("input_norm", f"{at}.input_layernorm", sizes.hidden, zero_centered=zero_centered)
+
+
+def post_norm(sizes: Sizes, at: str, *, zero_centered: bool = False) -> Param:
+    """The norm of the MLP's input, which is behind the mixer."""
+    return norm("post_norm", f"{at}.post_attention_layernorm", sizes.hidden, zero_centered=zero_centered)
+
+
+def mlp_params(sizes: Sizes, at: str, *, fused: bool = False) -> list[Param]:
+    """The parameters of the MLP in the block with prefix `at` in checkpoints, without norms.
+
+    `fused`: checkpoints have one tensor of gate and up.
+    """
+    gate_up = ((f"{at}.mlp.gate_proj", sizes.intermediate), (f"{at}.mlp.up_proj", sizes.intermediate))
+    if fused:
+        gate_up = ((f"{at}.mlp.gate_up_proj", 2 * sizes.intermediate),)
+    return [
+        matrix("gate_up", sizes.hidden, sizes.std, *gate_up),
+        matrix("down", sizes.intermediate, sizes.std, (f"{at}.mlp.down_proj", sizes.hidden)),
+    ]
 
 
 def dense_unit(
     sizes: Sizes, index: int, attention: Attention, norms: Norms | None = None, *, fused: bool = False
 ) -> Unit:
-    """The parameters of a block with an MLP.
-
-    `fused`: checkpoints have one tensor of gate and up. Everything else: see `attention_params`.
-    """
+    """The parameters of a block with attention and an MLP: see `attention_params` and `mlp_params`."""
     norms = norms or Norms(sizes.eps)
+    zero_centered = norms.zero_centered
     at = f"model.layers.{index}"
-    gate_up = ((f"{at}.mlp.gate_proj", sizes.intermediate), (f"{at}.mlp.up_proj", sizes.intermediate))
-    if fused:
-        gate_up = ((f"{at}.mlp.gate_up_proj", 2 * sizes.intermediate),)
-    params = (
-        *attention_params(sizes, at, attention, norms, fused=fused),
-        *([post_norm(sizes, at)] if norms.pre else []),
-        matrix("gate_up", sizes.hidden, sizes.std, *gate_up),
-        matrix("down", sizes.intermediate, sizes.std, (f"{at}.mlp.down_proj", sizes.hidden)),
-        *([norm("mlp_norm", f"{at}.post_feedforward_layernorm", sizes.hidden)] if norms.post else []),
-    )
-    return Unit(f"layers.{index}", params)
+    params = attention_params(sizes, at, attention, norms, fused=fused)
+    if norms.pre:
+        params.append(post_norm(sizes, at, zero_centered=zero_centered))
+    params += mlp_params(sizes, at, fused=fused)
+    if norms.post:
+        after = f"{at}.post_feedforward_layernorm"
+        params.append(norm("mlp_norm", after, sizes.hidden, zero_centered=zero_centered))
+    return Unit(f"layers.{index}", tuple(params))
 
 
 def expert_matrices(
@@ -154,14 +171,16 @@ def model(
     layers: Sequence[Layer],
     *,
     logits_scale: float = 1.0,
+    zero_centered: bool = False,
     frozen: Mapping[int, Unit] | None = None,
 ) -> ModelSpec:
     """The decoder with these blocks, an embedding, a last norm and a head.
 
-    `frozen`: units of layers, by their numbers, in addition to `blocks`.
+    `frozen`: units of layers, by their numbers, in addition to `blocks`. `zero_centered`: of the last norm.
     """
     embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
-    units = [embed, *blocks, Unit("norm", (norm("norm", "model.norm", shape.hidden),))]
+    last_norm = norm("norm", "model.norm", shape.hidden, zero_centered=zero_centered)
+    units = [embed, *blocks, Unit("norm", (last_norm,))]
     last = projection = len(units) - 1
     if shape.tied:
         projection = 0
@@ -178,7 +197,15 @@ def model(
         config=config,
         units=tuple(units),
         layers=tuple(layers),
-        head=Head((last, projection), name, shape.hidden, shape.vocab, shape.eps, scale=logits_scale),
+        head=Head(
+            units=(last, projection),
+            projection=name,
+            hidden=shape.hidden,
+            vocab=shape.vocab,
+            eps=shape.eps,
+            scale=logits_scale,
+            zero_centered=zero_centered,
+        ),
         hidden_size=shape.hidden,
         vocab_size=shape.vocab,
         rotaries=shape.rotaries,
