@@ -162,7 +162,7 @@ def _turn_back(
         return
     place = target.view(tokens, -1, size)[:, heads + gated * heads + kv_heads :]
     copied = place.shape[1] > 0 and (dv.data_ptr() != place.data_ptr() or dv.stride() != place.stride())
-    constants, each = _backward_sizes(heads, kv_heads, size, norm is not None)
+    constants, each = _backward_sizes(heads, kv_heads, size, norm is not None, pairs)
     constants |= {"H": heads, "K": kv_heads, "PAIRS": pairs, "ROW": target.shape[1], "GATED": gated}
     constants["ZERO_CENTERED"] = norm is not None and norm.zero_centered
     strides = dict(zip(STRIDES, (stride for x in (dq, dk, dv) for stride in x.stride()[:2]), strict=True))
@@ -226,20 +226,22 @@ def _tile(heads: int, size: int) -> dict[str, Any]:
     return {"HALF": size // 2, "BLOCK_H": block, "BLOCK_C": columns, "num_warps": max(1, block * columns // 256)}
 
 
-def _backward_sizes(heads: int, kv_heads: int, size: int, norm: bool) -> tuple[dict[str, Any], int]:
+def _backward_sizes(heads: int, kv_heads: int, size: int, norm: bool, pairs: int) -> tuple[dict[str, Any], int]:
     """Backward's constants, and the programs per multiprocessor that share the queries and keys if there are norms.
 
     A tile is TOKENS tokens and BLOCK_H heads, in registers, and as in `_tile` never smaller than the program's threads:
     with norms 4 elements of each half a thread, which lets 32 warps on a multiprocessor, else 8. Held to the registers
     that they have, the compiler issues all loads of a tile at once; else it saves registers by awaiting some before it
-    issues others. VALUES tokens are copied at a time, 32 elements a thread.
+    issues others. Tiles of long heads of which a part is rotated are half as large, because larger ones spill. VALUES
+    tokens are copied at a time, 32 elements a thread.
     """
     columns = power_of_2(size // 2)
+    share = 2 if columns > 64 and 0 < pairs < size // 2 else 1
     block = max(1, min(power_of_2(heads), max(4, power_of_2(kv_heads)), 8, 1024 // columns))
-    tokens = max(1, 1024 // (block * columns))
+    tokens = max(1, 1024 // (share * block * columns))
     warps = max(1, tokens * block * columns // (128 if norm else 256))
     sizes = {"TOKENS": tokens, "BLOCK_H": block, "VALUES": max(1, 512 * warps // (block * columns))}
-    return sizes | {"HALF": size // 2, "BLOCK_C": columns, "num_warps": warps, "maxnreg": 64}, 4
+    return sizes | {"HALF": size // 2, "BLOCK_C": columns, "num_warps": warps, "maxnreg": 64}, 4 * share
 
 
 @jit

@@ -140,7 +140,9 @@ def qk_norm_rope_backward(
             sizes = q.shape[1], k.shape[1]
         q_rstd, k_rstd = rstd.split(sizes, 1)
         dq, dk = (
-            rms_norm_backward(dy, x.reshape(dy.shape), weight, each, grad, zero_centered=norm.zero_centered).view(x.shape)
+            rms_norm_backward(dy, x.reshape(dy.shape), weight, each, grad, zero_centered=norm.zero_centered).view(
+                x.shape
+            )
             for dy, x, weight, each, grad in zip((dq, dk), (q, k), norm[:2], (q_rstd, k_rstd), grads, strict=True)
         )
     for place, gradient in ((q, dq), (k, dk), (v, dv)):

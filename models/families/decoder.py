@@ -59,8 +59,10 @@ def attention_params(
         params.append(bias("qkv_bias", *qkv))
     if attention.qk_norm:
         widths = (heads, kv_heads) if attention.whole_qk_norm else (attention.head_size, attention.head_size)
-        norms_of_heads = [norm(f"{x}_norm", f"{module}.{x}_norm", width) for x, width in zip("qk", widths, strict=True)]
-        params += [replace(each, std=0.0) if attention.zero_centered else each for each in norms_of_heads]
+        params += [
+            norm(f"{x}_norm", f"{module}.{x}_norm", width, zero_centered=attention.zero_centered)
+            for x, width in zip("qk", widths, strict=True)
+        ]
     params.append(matrix("o", heads, sizes.std, o))
     if attention.o.bias:
         params.append(bias("o_bias", o))

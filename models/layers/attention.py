@@ -46,9 +46,9 @@ class AttentionSaved(NamedTuple):
 class Attention:
     """Grouped-query attention: a Mixer (models/layers/block.py).
 
-    Parameters: qkv [(H + 2K) C, D], o [D, H C]; if `gated` qkv [(2H + 2K) C, D], by head the rows of the query and those
-    of the gate; with `qk_norm` q_norm and k_norm, [C] each, or with `whole_qk_norm` [H C] and [K C]; with biases
-    qkv_bias, of as many rows as qkv, and o_bias [D]; with `sinks` sinks [H].
+    Parameters: qkv [(H + 2K) C, D], o [D, H C]; if `gated` qkv [(2H + 2K) C, D], which has the rows of a head's gate
+    behind those of its query; with `qk_norm` q_norm and k_norm, [C] each, or with `whole_qk_norm` [H C] and [K C]; with
+    biases qkv_bias, of as many rows as qkv, and o_bias [D]; with `sinks` sinks [H].
 
     It keeps its input, q, k, v (also before the norms of q and k, if any), gates, its output and log-sum-exp; of
     products in FP8, their inputs in FP8. Backward computes a gated output again.

@@ -64,7 +64,7 @@ def backward(
     gated: bool = False,
 ) -> Variant:
     """Of contiguous gradients, which are read 8 or 16 bytes at a time, or of `strided` ones."""
-    sizes, _ = rope._backward_sizes(heads, kv_heads, size, norm)
+    sizes, _ = rope._backward_sizes(heads, kv_heads, size, norm, int(rotated * size) // 2)
     constants = {"H": heads, "K": kv_heads, "NORM": norm, **sizes}
     constants |= {"PAIRS": int(rotated * size) // 2, "ROW": _columns(heads, kv_heads, size, gated)}
     constants |= {"GATED": gated, "ZERO_CENTERED": gated}

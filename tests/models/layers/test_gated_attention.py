@@ -15,9 +15,11 @@ from rptrain.models.layers.state import CurrentTokens
 from rptrain.models.params import CheckpointPart
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights import pretrained
+from tests.cases import grid
 from tests.models.conftest import COMMON, Native
 from tests.models.layers.test_kept_bytes import TRANSFORMS, WITH_EXPERTS_ALONE, assert_kept_bytes
 from tests.models.layers.test_layers import assert_memory_bounds
+from tests.models.transforms.test_fp8 import assert_near_exact_gradients, block_of
 
 DOCUMENTS = [[5, 6], [11]]
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
@@ -38,14 +40,16 @@ def gated(
     return decoder.model("Gated", config, shape, units, layers)
 
 
-def model(dtype: torch.dtype = torch.float32, **sizes: int) -> Native:
-    made = Native(gated(**sizes), dtype)
+def model(dtype: torch.dtype = torch.float32, transform: str = "none", **sizes: int) -> Native:
+    """Random parameters; norms and adapters are initialized to zeros, or to ones, which would hide errors."""
+    made = Native(TRANSFORMS[transform](gated(**sizes)), dtype)
     pretrained.initialize(made.spec, made.view, seed=1)
     assert not any(params[name].any() for params in made.params[1:3] for name in ("q_norm", "k_norm"))
     generator = torch.Generator().manual_seed(2)
-    for params in made.params:
-        for name in params.keys() & {"q_norm", "k_norm"}:
-            params[name].uniform_(-0.5, 0.5, generator=generator)
+    for unit, params in zip(made.spec.units, made.params, strict=True):
+        for param in unit.params:
+            if not param.std:
+                params[param.name].add_(torch.rand(param.shape, generator=generator) - 0.5)
     return made
 
 
@@ -107,14 +111,16 @@ def test_decoding_a_token_at_a_time_is_the_forward_pass(micro_batch) -> None:
     torch.testing.assert_close(torch.cat(found), expected, rtol=0, atol=1e-5)
 
 
-def test_gradients_against_autograd_in_float64(micro_batch) -> None:
-    made = model(torch.float64)
+@pytest.mark.parametrize("transform", ["none", "lora", "dora"])
+def test_gradients_against_autograd_in_float64(transform, micro_batch) -> None:
+    made = model(torch.float64, transform)
     ids, labels = torch.arange(22), torch.arange(30, 52)
     mb = micro_batch(made.spec, DOCUMENTS, labels, torch.float64)
     made.backward(ids, mb)
-    leaves = [tensor.requires_grad_() for params in made.params for tensor in params.values()]
+    trained = [unit for unit, each in enumerate(made.spec.units) if each.trainable]
+    leaves = [tensor.requires_grad_() for unit in trained for tensor in made.params[unit].values()]
     expected = torch.nn.functional.cross_entropy(made.logits(ids, mb, keep=True), labels, reduction="sum")
-    ours = [tensor for unit in made.grads for tensor in unit.values()]
+    ours = [tensor for unit in trained for tensor in made.grads[unit].values()]
     for gradient, theirs in zip(ours, torch.autograd.grad(expected, leaves), strict=True):
         torch.testing.assert_close(gradient, theirs, rtol=1e-10, atol=1e-10)
 
@@ -128,7 +134,7 @@ def test_kept_bytes_are_those_of_the_kept_tensors(transform, micro_batch) -> Non
 @pytest.mark.parametrize("sizes", [(4, 1, 64, 160), (8, 8, 64, 32), (1, 1, 64, 640), (8, 1, 64, 32)])
 def test_bounds_of_memory_hold(sizes, dtype, micro_batch) -> None:
     heads, kv_heads, hidden, intermediate = sizes
-    made = model(dtype, heads=heads, kv_heads=kv_heads, head_size=64, hidden=hidden, intermediate=intermediate)
+    made = model(dtype, "none", heads=heads, kv_heads=kv_heads, head_size=64, hidden=hidden, intermediate=intermediate)
     mb = micro_batch(made.spec, [[2]] * 256)
     x, dy = (torch.randn(512, hidden).to(dtype) for _ in range(2))
     assert_memory_bounds(blocks(made.spec)[0], made.params[1], made.grads[1], x, dy, mb)
@@ -140,3 +146,21 @@ def test_q_proj_has_the_rows_of_queries_and_gates() -> None:
     at = "model.layers.0.self_attn"
     rows = {"q_proj": 96, "k_proj": 16, "v_proj": 16}
     assert qkv.parts == tuple(CheckpointPart(f"{at}.{name}.weight", count) for name, count in rows.items())
+
+
+@pytest.mark.parametrize("dtype", [grid(torch.float32), torch.bfloat16])
+def test_gradients_in_fp8_point_where_exact_ones_do(dtype, micro_batch) -> None:
+    sizes = {"heads": 4, "kv_heads": 2, "head_size": 64, "hidden": 256, "intermediate": 320}
+    assert_near_exact_gradients(*block_of(model(dtype, "none", **sizes)), dtype, micro_batch, least=0.994)
+
+
+def test_work_by_hand() -> None:
+    """6 tokens of 32 columns, with queries and gates of 96 columns and keys of 16."""
+    layer = blocks(gated())[0]
+    forward, backward = layer.work(6, 3, 2)
+    assert forward.matmul == 2 * 6 * 32 * (96 + 96 + 16 + 16 + 96 + 3 * 48)
+    assert forward.elementwise["output gate"] == 2 * 6 * 3 * 96
+    assert backward.elementwise["output gate, backward"] == 2 * 6 * 6 * 96
+    rotated = forward.elementwise["rotation"], backward.elementwise["rotation, backward"]
+    assert rotated == (2 * 6 * 2 * 112, 2 * 6 * (3 * 112 + 2 * 16))
+    assert layer.mixer.sizes is None
