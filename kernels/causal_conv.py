@@ -57,7 +57,8 @@ def causal_conv_backward(
     """Writes the gradients of the inputs q, k and v to `into`, views as they are, which share no memory with them.
 
     dq, dk and dv are contiguous; dv may be [T, H, V]. Adds the weight's gradient to `grad_weight` [channels, 1, W], if
-    any, in the wide type. The forward pass is recomputed: 3 (2 K C + H V) elements per token.
+    any, in the wide type. The forward pass is recomputed: 3 (2 K C + H V) elements per token. Besides, the kernel takes
+    a partial sum like `grad_weight` for each 244 tokens, or more where a head has fewer than 128 columns.
     """
     run = causal_conv_backward_triton if fused(q) else reference.causal_conv_backward
     run(dq, dk, dv, q, k, v, weight, positions, into, grad_weight)

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels import (
+    causal_conv,
+    delta_gates,
     fp8,
+    gated_norm,
     grouped,
     grouped_fp8,
     grouped_lora,
@@ -34,6 +37,7 @@ from rptrain.kernels.dropout import Dropout, add_dropout, dropout
 from rptrain.kernels.fp8 import Form
 from rptrain.kernels.reference.dense import Clamp, QKNorm, split_gates, split_heads
 from rptrain.kernels.target import read
+from tests.kernels.delta_net import Sizes, views
 from tests.kernels.exact import dtypes, random
 
 TOKENS, WIDTH, HEADS, KV_HEADS, SIZE, EXPERTS, ACTIVE = 48, 32, 4, 2, 16, 5, 2
@@ -103,6 +107,28 @@ def activation(rand: Rand) -> Run:
             swiglu.swiglu(gate_up, interleaved=interleaved, clamp=clamp)
             swiglu.swiglu_backward(dy, gate_up, interleaved=interleaved, clamp=clamp)
             swiglu.swiglu_backward(dy, gate_up, out, act, interleaved=interleaved, clamp=clamp)
+
+    return run
+
+
+def delta_net(rand: Rand) -> Run:
+    """All but the delta rule."""
+    sizes = Sizes(KV_HEADS, 2, SIZE, SIZE, 4)
+    qkvz, grads = rand(2, TOKENS, 2 * KV_HEADS * 3 * SIZE).unbind()
+    (q, k, v, z), (dq, dk, dv, dz) = views(qkvz, sizes, False), views(grads, sizes, False)
+    b, a = rand(TOKENS, KV_HEADS, 4).split(2, 2)
+    weight, norm, total, norm_total = rand(sizes.channels, 1, 4), rand(SIZE), zeros(sizes.channels, 1, 4), zeros(SIZE)
+    a_log, dt_bias, log_total, bias_total = zeros(4, HEADS)
+    positions = torch.arange(TOKENS, device="cuda")
+
+    def run() -> None:
+        inputs = causal_conv.causal_conv(q, k, v, weight, positions)
+        causal_conv.causal_conv_backward(*inputs, q, k, v, weight, positions, (dq, dk, dv), total)
+        decay, beta = delta_gates.gates(b, a, a_log, dt_bias)
+        delta_gates.gates_backward(decay, beta, b, a, a_log, dt_bias, (b, a), (log_total, bias_total))
+        x = inputs[2].view(TOKENS, HEADS, SIZE)
+        y = gated_norm.gated_norm(x, z, norm, 1e-6)
+        gated_norm.gated_norm_backward(y, x, z, norm, 1e-6, dz, norm_total)
 
     return run
 
@@ -245,6 +271,7 @@ def dequantizing(rand: Rand) -> Run:
 
 OPS: dict[str, Callable[..., Run]] = {
     "norms": norms,
+    "delta_net": delta_net,
     "rotation": rotation,
     "gated attention": gated_attention,
     "activation": activation,
