@@ -10,7 +10,7 @@ from torch import Tensor
 from rptrain.kernels import delta_scan
 from rptrain.kernels.batch import CHUNK, Documents
 from rptrain.kernels.delta_scan import Kept
-from rptrain.kernels.launch import fused
+from rptrain.kernels.launch import fused, power_of_2
 from rptrain.kernels.reference import delta_rule as reference
 
 
@@ -60,8 +60,12 @@ def kept_bytes(tokens: int, heads: int, size: int, columns: int, itemsize: int) 
 
 
 def workspace_bytes(key_heads: int, heads: int, size: int, columns: int, itemsize: int) -> int:
-    """Bytes per token that kernels need in backward, including the gradients that it returns."""
+    """Upper bound of the bytes per token that kernels need in backward, including the gradients that they write.
+
+    For a multiple of CHUNK tokens.
+    """
     values = heads * columns
     gradients = 2 * key_heads * size + values
-    inside = 2 * values + heads * (size * columns // CHUNK + 2 * CHUNK)  # written and wanted values, states, pairs
-    return itemsize * (gradients + inside) + 4 * 3 * heads
+    inside = 2 * values + heads * (size * columns // CHUNK + 2 * CHUNK)  # values that are written, states, interactions
+    statistics = heads * (3 + 2 * max(2, power_of_2(size) // 32))  # of decay and beta, also by columns of keys
+    return itemsize * (gradients + inside) + 4 * statistics

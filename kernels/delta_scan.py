@@ -9,8 +9,8 @@ its tokens, what the tokens write to the state (arXiv 2412.06464, 3.3) is the so
 
 `_prepare` computes A and P of all chunks, `_invert` (I + A)^-1, and `_scan` goes over the chunks of a document. Backward,
 `_scan_backward` goes over them in reverse, with the gradient of the state, and leaves that of M. From it, `_pair_gradients`
-computes W again and the gradients of P and A, and `_query_gradients` and `_key_gradients` the rest, a program for the
-value heads that read a key head.
+computes W again and the gradients of P and A, and `_query_gradients` and `_key_gradients` the rest, a program for some
+columns of the value heads that read a key head.
 
 Operands of products are in the type of q; sums and states are float32. The state is kept transposed, [V, C], so that
 the products that depend on it have it, and what follows from it, in registers. The states before chunks are stored
@@ -86,21 +86,28 @@ def backward(
     del scores
     written, dv = torch.empty_like(v), torch.empty_like(v)
     dscores, dinteractions = torch.empty_like(kept.inverses), torch.empty_like(kept.inverses)
-    dq, dk = torch.empty_like(q), torch.empty_like(k)
     ddecay, dbeta = torch.empty_like(decay), torch.empty_like(beta)
-    places = documents.starts, documents.ends, documents.document, documents.cu_seqlens
-    options, block = _gradient_options(q, columns)
-    _pair_gradients[len(documents.starts), heads](
+    chunks, places = len(documents.starts), (documents.starts, documents.ends, documents.document, documents.cu_seqlens)
+    scale = q.shape[2] ** -0.5
+    options = _gradient_options(q, constants["CB"], columns)
+    _pair_gradients[chunks, heads](
         dout, k, v, kept.inverses, kept.sums, beta, kept.states, dwanted,
-        written, dscores, dinteractions, dv, dbeta, *places, q.shape[2] ** -0.5, BV=block, **constants, **options,
+        written, dscores, dinteractions, dv, dbeta, *places, scale, BV=options.values, **constants, **options.pairs,
     )  # fmt: skip
-    _query_gradients[len(documents.starts), q.shape[1]](
-        dout, q, k, kept.sums, kept.states, dscores, dq, ddecay, *places, q.shape[2] ** -0.5,
-        BV=block, **constants, **options,
+    dq, dk = torch.empty_like(q), torch.empty_like(k)
+    parts = constants["CB"] // options.columns
+    dsums, dbetas = (decay.new_empty(parts, *decay.shape) for _ in range(2))
+    blocks: dict[str, Any] = {"BV": options.values, "BC": options.columns, **constants, **options.columns_launch}
+    _query_gradients[chunks, q.shape[1] * parts](
+        dout, q, k, kept.sums, kept.states, dscores, dq, dsums, *places, scale, len(q), **blocks
+    )
+    _key_gradients[chunks, q.shape[1] * parts](
+        q, k, kept.sums, beta, kept.states, dwanted, dstates, written, dscores, dinteractions, dk, dsums, dbetas,
+        *places, len(q), **blocks,
     )  # fmt: skip
-    _key_gradients[len(documents.starts), q.shape[1]](
-        q, k, kept.sums, beta, kept.states, dwanted, dstates, written, dscores, dinteractions, dk, ddecay, dbeta,
-        *places, BV=block, **constants, **options,
+    _decay_gradients[chunks, triton.cdiv(heads, 16)](
+        dsums, dbetas, ddecay, dbeta, documents.starts, documents.ends, len(q),
+        PARTS=parts, H=heads, L=CHUNK, HB=16, num_warps=4,
     )  # fmt: skip
     return dq, dk, dv, ddecay, dbeta
 
@@ -127,7 +134,8 @@ def _precision(x: Tensor) -> str:
 
 def _constants(q: Tensor, v: Tensor) -> dict[str, Any]:
     _, keys, size = q.shape
-    block = max(16, power_of_2(size))
+    # with smaller tiles of 16 bits, Triton 3.6 compiles wrong products for Hopper
+    block = max(16 if q.dtype == torch.float32 else 128, power_of_2(size))
     return {"K": keys, "H": v.shape[1], "C": size, "V": v.shape[2], "CB": block, "L": CHUNK, "PRECISION": _precision(q)}
 
 
@@ -136,13 +144,23 @@ def _scan_options(q: Tensor, columns: int) -> tuple[dict[str, int], int]:
     if q.dtype == torch.float32:
         return {"num_warps": 4, "STAGES": 1}, 16
     large = target_of(q.device).shared_memory >= 227 * KB
-    return {"num_warps": 8, "STAGES": 3 if large else 1}, min(64, max(16, power_of_2(columns)))
+    return {"num_warps": 8, "STAGES": 3 if large else 1}, 64
 
 
-def _gradient_options(q: Tensor, columns: int) -> tuple[dict[str, int], int]:
+class Blocks(NamedTuple):
+    """The columns of values, and of keys, in the tiles of the gradients' programs, and how these are launched."""
+
+    values: int
+    columns: int
+    pairs: dict[str, int]
+    columns_launch: dict[str, int]
+
+
+def _gradient_options(q: Tensor, size: int, columns: int) -> Blocks:
+    launch = {"num_warps": 4, "num_stages": 1}
     if q.dtype == torch.float32:
-        return {"num_warps": 8, "num_stages": 1}, 16
-    return {"num_warps": 8, "num_stages": 1}, min(64, max(16, power_of_2(columns)))
+        return Blocks(16, min(32, size), launch, launch)
+    return Blocks(64, min(64, size), launch, launch)
 
 
 @jit
@@ -415,105 +433,122 @@ def _pair_gradients(
 
 @jit
 def _query_gradients(
-    dout, q, k, sums, states, dscores, dq, ddecay, starts, ends, documents, cu_seqlens, scale, BV: tl.constexpr,
+    dout, q, k, sums, states, dscores, dq, dsums, starts, ends, documents, cu_seqlens, scale, tokens,
+    BV: tl.constexpr, BC: tl.constexpr,
     K: tl.constexpr, H: tl.constexpr, C: tl.constexpr, V: tl.constexpr, CB: tl.constexpr, L: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the queries of a chunk and a key head; of running sums, what queries add."""
-    chunk, key_head = tl.program_id(0), tl.program_id(1)
+    """BC columns of the gradient of a chunk's queries of a key head; what they add to that of running sums."""
+    chunk, key_head, block = tl.program_id(0), tl.program_id(1) // (CB // BC), tl.program_id(1) % (CB // BC)
     start, end = tl.load(starts + chunk).to(tl.int64), tl.load(ends + chunk).to(tl.int64)
     if start == end:
         return
     follows = tl.zeros((BV, 1), tl.int64) + start > tl.load(cu_seqlens + tl.load(documents + chunk))
-    step, column = tl.arange(0, L), tl.arange(0, CB)
+    step, column = tl.arange(0, L), block * BC + tl.arange(0, BC)
     row, here = start + step, start + step < end
     k_LC = _tile(k + key_head * C, start, step, here, K * C, column, C)
     q_LC = _tile(q + key_head * C, start, step, here, K * C, column, C).to(tl.float32)
-    dq_LC = tl.zeros((L, CB), tl.float32)
+    dq_LC = tl.zeros((L, BC), tl.float32)
     before = (start + L - 1) // L - 1  # the place of the state
+    of_sums = dsums + block * tokens * H + row * H + key_head * (H // K)
     for repeat in range(H // K):
         head = key_head * (H // K) + repeat
         since = tl.load(sums + row * H + head, mask=here, other=0.0)
         ds = _tile(dscores + head * L, start, step, here, H * L, step, L)
-        part_q = tl.zeros((L, CB), tl.float32)
+        grad = tl.zeros((L, BC), tl.float32)
         for part in range((V + BV - 1) // BV):
             value = part * BV + tl.arange(0, BV)
             dout_LV = _tile(dout + head * V, start, step, here, H * V, value, V)
             state = _state(states + head * (V * C), before, value, column, H, C, V, follows)
-            part_q = tl.dot(dout_LV, state, part_q, input_precision=PRECISION)
-        part_q = tl.dot(ds, k_LC, part_q * (tl.exp(since) * scale)[:, None], input_precision=PRECISION)
-        tl.store(ddecay + row * H + head, tl.sum(q_LC * part_q, 1), mask=here)
-        dq_LC += part_q
+            grad = tl.dot(dout_LV, state, grad, input_precision=PRECISION)
+        grad = tl.dot(ds, k_LC, grad * (tl.exp(since) * scale)[:, None], input_precision=PRECISION)
+        tl.store(of_sums + repeat, tl.sum(q_LC * grad, 1), mask=here)
+        dq_LC += grad
     _store_tile(dq + key_head * C, dq_LC, start, step, here, K * C, column, C)
 
 
 @jit
 def _key_gradients(
-    q, k, sums, beta, states, dwanted, dstates, written, dscores, dinteractions, dk, ddecay, dbeta,
-    starts, ends, documents, cu_seqlens, BV: tl.constexpr,
+    q, k, sums, beta, states, dwanted, dstates, written, dscores, dinteractions, dk, dsums, dbetas,
+    starts, ends, documents, cu_seqlens, tokens, BV: tl.constexpr, BC: tl.constexpr,
     K: tl.constexpr, H: tl.constexpr, C: tl.constexpr, V: tl.constexpr, CB: tl.constexpr, L: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the keys of a chunk and a key head, and of decays; adds what keys add to that of beta.
+    """As `_query_gradients`, of keys; and what they add to the gradient of beta.
 
     The gradient of a running sum follows from those of q, k and b k, whose rows have factors of its exponential.
     """
-    chunk, key_head = tl.program_id(0), tl.program_id(1)
+    chunk, key_head, block = tl.program_id(0), tl.program_id(1) // (CB // BC), tl.program_id(1) % (CB // BC)
     start, end = tl.load(starts + chunk).to(tl.int64), tl.load(ends + chunk).to(tl.int64)
     if start == end:
         return
     document = tl.load(documents + chunk)
-    zero = tl.zeros((BV, 1), tl.int64)  # the interpreter has no masks of a single truth
-    follows = zero + start > tl.load(cu_seqlens + document)
-    continues = zero + end < tl.load(cu_seqlens + document + 1)
-    zero = tl.zeros((16, 1), tl.int64)
-    both = (zero + start > tl.load(cu_seqlens + document)) & (zero + end < tl.load(cu_seqlens + document + 1))
-    step, column = tl.arange(0, L), tl.arange(0, CB)
+    begin, stop = tl.load(cu_seqlens + document), tl.load(cu_seqlens + document + 1)
+    zero, few = tl.zeros((BV, 1), tl.int64), tl.zeros((16, 1), tl.int64)  # the interpreter needs masks of this shape
+    step, column = tl.arange(0, L), block * BC + tl.arange(0, BC)
     row, here = start + step, start + step < end
     dtype: tl.constexpr = q.dtype.element_ty
     k_LC = _tile(k + key_head * C, start, step, here, K * C, column, C)
     q_LC = _tile(q + key_head * C, start, step, here, K * C, column, C)
-    dk_LC = tl.zeros((L, CB), tl.float32)
+    dk_LC = tl.zeros((L, BC), tl.float32)
     before, after = (start + L - 1) // L - 1, (start + 2 * L - 1) // L - 1  # places of states
     for repeat in range(H // K):
         head = key_head * (H // K) + repeat
-        at_head = row * H + head
-        since = tl.load(sums + at_head, mask=here, other=0.0)
+        since = tl.load(sums + row * H + head, mask=here, other=0.0)
         whole = tl.load(sums + (end - 1) * H + head)
-        b = tl.load(beta + at_head, mask=here, other=0.0)
+        b = tl.load(beta + row * H + head, mask=here, other=0.0)
         da = _tile(dinteractions + head * L, start, step, here, H * L, step, L)
-
-        read = tl.zeros((L, CB), tl.float32)  # the gradient of b k, which reads the state
+        grad = tl.zeros((L, BC), tl.float32)  # of b k, which reads the state
         for part in range((V + BV - 1) // BV):
             value = part * BV + tl.arange(0, BV)
             dwanted_LV = _tile(dwanted + head * V, start, step, here, H * V, value, V)
-            state = _state(states + head * (V * C), before, value, column, H, C, V, follows)
-            read = tl.dot(dwanted_LV, state, read, input_precision=PRECISION)
-        read = tl.dot(da, k_LC, -read * tl.exp(since)[:, None], input_precision=PRECISION)
-        db = tl.sum(k_LC.to(tl.float32) * read, 1)
-        tl.store(dbeta + at_head, tl.load(dbeta + at_head, mask=here, other=0.0) + db, mask=here)
-        dk_LC += read * b[:, None]
+            state = _state(states + head * (V * C), before, value, column, H, C, V, zero + start > begin)
+            grad = tl.dot(dwanted_LV, state, grad, input_precision=PRECISION)
+        grad = tl.dot(da, k_LC, -grad * tl.exp(since)[:, None], input_precision=PRECISION)
+        of_beta = tl.sum(k_LC.to(tl.float32) * grad, 1)
+        dk_LC += grad * b[:, None]
 
         of_states = 0.0
         for part in range((V + 15) // 16):
             value = part * 16 + tl.arange(0, 16)
-            state = _state(states + head * (V * C), before, value, column, H, C, V, both)
-            dstate = _state(dstates + head * (V * C), after, value, column, H, C, V, both)
+            inside = (few + start > begin) & (few + end < stop)
+            state = _state(states + head * (V * C), before, value, column, H, C, V, inside)
+            dstate = _state(dstates + head * (V * C), after, value, column, H, C, V, inside)
             of_states += tl.sum(state.to(tl.float32) * dstate.to(tl.float32))
-        write = tl.zeros((L, CB), tl.float32)  # the gradient of k, which is written to the state
+        grad = tl.zeros((L, BC), tl.float32)  # of k, which is written to the state
         for part in range((V + BV - 1) // BV):
             value = part * BV + tl.arange(0, BV)
             w = _tile(written + head * V, start, step, here, H * V, value, V)
-            dstate = _state(dstates + head * (V * C), after, value, column, H, C, V, continues)
-            write = tl.dot(w, dstate, write, input_precision=PRECISION)
-        write *= tl.exp(whole - since)[:, None]
-        of_last = tl.sum(k_LC.to(tl.float32) * write) + tl.exp(whole) * of_states
+            dstate = _state(dstates + head * (V * C), after, value, column, H, C, V, zero + end < stop)
+            grad = tl.dot(w, dstate, grad, input_precision=PRECISION)
+        grad *= tl.exp(whole - since)[:, None]
+        of_last = tl.sum(k_LC.to(tl.float32) * grad) + tl.exp(whole) * of_states
         ds = _tile(dscores + head * L, start, step, here, H * L, step, L)
-        write = tl.dot(tl.trans(ds), q_LC, write, input_precision=PRECISION)
-        of_k = tl.trans((da.to(tl.float32) * b[:, None]).to(dtype))
-        write = tl.dot(of_k, k_LC, write, input_precision=PRECISION)
-        dk_LC += write
-        of_sums = tl.load(ddecay + at_head, mask=here, other=0.0) + b * db - tl.sum(k_LC.to(tl.float32) * write, 1)
-        later = tl.sum(tl.where(step[None, :] >= step[:, None], of_sums[None, :], 0.0), 1)
-        tl.store(ddecay + at_head, later + of_last, mask=here)
+        grad = tl.dot(tl.trans(ds), q_LC, grad, input_precision=PRECISION)
+        by_beta = (da.to(tl.float32) * b[:, None]).to(dtype)
+        grad = tl.dot(tl.trans(by_beta), k_LC, grad, input_precision=PRECISION)
+        dk_LC += grad
+        place = block * tokens * H + row * H + head
+        of_sums = tl.load(dsums + place, mask=here, other=0.0) + b * of_beta - tl.sum(k_LC.to(tl.float32) * grad, 1)
+        tl.store(dsums + place, of_sums + tl.where(row == end - 1, of_last, 0.0), mask=here)
+        tl.store(dbetas + place, of_beta, mask=here)
     _store_tile(dk + key_head * C, dk_LC, start, step, here, K * C, column, C)
+
+
+@jit
+def _decay_gradients(
+    dsums, dbetas, ddecay, dbeta, starts, ends, tokens, PARTS: tl.constexpr, H: tl.constexpr, L: tl.constexpr,
+    HB: tl.constexpr,
+):  # fmt: skip
+    """The gradients of a chunk's decays from those of their running sums; adds the parts of beta's."""
+    start, end = tl.load(starts + tl.program_id(0)).to(tl.int64), tl.load(ends + tl.program_id(0)).to(tl.int64)
+    step, head = tl.arange(0, L), tl.program_id(1) * HB + tl.arange(0, HB)
+    here = start + step < end
+    sums = tl.zeros((L, HB), tl.float32)
+    betas = _tile(dbeta, start, step, here, H, head, H)
+    for part in range(PARTS):
+        sums += _tile(dsums + part * tokens * H, start, step, here, H, head, H)
+        betas += _tile(dbetas + part * tokens * H, start, step, here, H, head, H)
+    later = tl.sum(sums, 0)[None, :] - tl.cumsum(sums, 0) + sums
+    _store_tile(ddecay, later, start, step, here, H, head, H)
+    _store_tile(dbeta, betas, start, step, here, H, head, H)

@@ -5,6 +5,7 @@ from rptrain.models.decode.cache import cache_bytes
 from rptrain.models.decode.generate import Sampling, _choose, generate, new_cache, stream
 from rptrain.models.layers.keys_values import LEAST
 from rptrain.utils.errors import UserError
+from tests.models.transforms.test_delta_net import random_model, spec_with
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
 
@@ -61,6 +62,20 @@ def test_a_conversation_that_keeps_its_cache_answers_as_one_without(name, fresh,
         assert [answer] == generate(spec, weights, [prompt], 6), f"turn {number}"
         prompt = prompt + answer if number != 1 else prompt[:5]
     assert len(cache.tokens[0]) == len(prompt) - 1
+
+
+def test_a_recurrent_state_continues_a_conversation_or_starts_again() -> None:
+    model = random_model(spec_with())
+    spec, weights = model.spec, model.params.__getitem__
+    together = generate(spec, weights, PROMPTS, 8)
+    assert together == [generate(spec, weights, [prompt], 8)[0] for prompt in PROMPTS]
+    cache, prompt = new_cache(spec, weights), [1, 2, 3]
+    for number, kept in enumerate((0, 8, 0, 15)):  # the first tokens of the third prompt are others
+        assert cache.keep(0, prompt) == kept
+        answer = [token for (token,) in stream(spec, weights, [prompt], 6, cache=cache)]
+        assert [answer] == generate(spec, weights, [prompt], 6), f"turn {number}"
+        prompt = [*prompt, *answer, 5] if number != 1 else [*prompt[:4], 7, 8, 9, 1, 2, 3]
+    assert cache.nbytes == cache_bytes(spec, 1, 100, torch.float64)
 
 
 def test_a_cache_holds_what_was_computed_and_shares_what_is_equal(fresh) -> None:

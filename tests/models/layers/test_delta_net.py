@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from rptrain.kernels import delta_rule, delta_scan
 from rptrain.kernels.fp8 import Operand
+from rptrain.kernels.launch import HAS_TRITON
 from rptrain.kernels.reference.dense import wide
+from rptrain.kernels.target import nvidia
 from rptrain.models.layers.delta_net import DeltaNet
 from rptrain.models.layers.state import CurrentTokens
 from tests.models.conftest import make_micro_batch
@@ -288,12 +291,34 @@ def test_work_by_hand() -> None:
     assert in_fp8.ba.work(10, 2)[0].quantization == 0  # its input is that of the product before it
 
 
-def test_kept_bytes_of_kernels_by_hand() -> None:
-    """130 tokens have states before three chunks at most."""
-    net = DeltaNet.of(**ODD)
-    own = 130 * (2 * (114 + 12 + 42) + 4 * 2 * 6)
-    sums, inverses, states = 130 * 6 * 4, 130 * 6 * 64 * 2, 3 * 6 * 5 * 7 * 2
-    assert net.kept_bytes(130, 2) == own + sums + inverses + states
+class NotLaunched:
+    """A kernel that computes nothing."""
+
+    def __getitem__(self, grid):
+        return lambda *args, **options: None
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="sizes of launches need Triton")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", [(2, 6, 32, 24), (1, 2, 128, 128)])
+def test_memory_of_the_kernels_of_the_delta_rule(sizes, dtype, monkeypatch) -> None:
+    """All that they allocate, without what they compute."""
+    for name, value in vars(delta_scan).items():
+        if hasattr(value, "run") and hasattr(value, "__getitem__"):
+            monkeypatch.setattr(delta_scan, name, NotLaunched())
+    monkeypatch.setattr(delta_scan, "target_of", lambda device: nvidia(9, 0))
+    key_heads, heads, size, columns = sizes
+    net, tokens, itemsize = DeltaNet.of(32, *sizes, 4, 1e-6), 128, dtype.itemsize
+    mb = documents_of([[70, 58]])
+    q, k = torch.zeros(2, tokens, key_heads, size, dtype=dtype)
+    v = torch.zeros(tokens, heads, columns, dtype=dtype)
+    decay, beta = torch.zeros(2, tokens, heads)
+    operands, documents = (q, k, v, decay, beta), mb.documents
+    kept = delta_scan.forward(*operands, documents, None, final=False)[2]
+    assert net.rule_kept_bytes(tokens, itemsize) == sum(tensor.nbytes for tensor in kept)
+    with LiveBytes() as live:
+        delta_scan.backward(v, *operands, kept, documents)
+    assert live.peak <= tokens * delta_rule.workspace_bytes(*sizes, itemsize) <= 1.05 * live.peak
 
 
 @pytest.mark.parametrize("sizes", [(32, 8, 32, 8, 8, 4), (32, 1, 4, 64, 64, 4)])

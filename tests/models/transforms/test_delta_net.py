@@ -78,7 +78,7 @@ def batch(spec):
     "transform",
     [
         lambda spec: spec,
-        lambda spec: with_lora(spec, LoRA(r=3, lora_dropout=0.3)),
+        lambda spec: with_lora(spec, LoRA(r=3, lora_dropout=0.3, modules_to_save=("embed_tokens",))),
         lambda spec: with_lora(spec, LoRA(r=3, target_modules=("in_proj_a", "in_proj_z"))),
     ],
     ids=["full", "lora", "some modules"],
