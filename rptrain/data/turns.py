@@ -254,8 +254,10 @@ class Conversation:
                 return text - len(spaces)
             before = self._layout.before(places[0])
             opened = _opened(before, self._variant.openings)
-            if opened is not None and (start := begin - len(before) + opened) < text:
-                self.notes.add(key_of("start"))
+            if opened is not None:
+                start = begin - len(before) + opened
+                if start != text:
+                    self.notes.add(key_of("start"))
                 return start
         return text
 
