@@ -6,6 +6,7 @@ import pytest
 
 from rptrain.data.messages import messages_of
 from tests.data.qwen import QWEN3_5, QWEN3_5_SMALL, QWEN3_6
+from tests.data.test_template import SHORT, THINKING, runs
 from tests.data.test_turns import TOOLS, call, turns
 
 EOS = ("<|im_end|>",)
@@ -173,3 +174,11 @@ def test_parts_of_a_content_and_arguments_as_json_text():
         ({"role": "assistant", "content": None, "tool_calls": made}, f"{THOUGHTLESS}{written()}{END}"),
     ):
         assert turns(QWEN3_5, [("user", "a?"), ("assistant", read(message))], EOS, TOOLS)[0] == [expected]
+
+
+def test_tokens_are_supervised_from_the_end_of_the_prompt(tokenizer):
+    supervised, whole = runs([THINKING, SHORT], tokenizer, chat_template=QWEN3_5)
+    assert supervised == [f"four{END}", f"4 + 4\n</think>\n\neight{END}", f"{THOUGHTLESS}hi there{END}"]
+    assert whole == [
+        tokenizer.apply_chat_template(said, chat_template=QWEN3_5, tokenize=False) for said in (THINKING, SHORT)
+    ]

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from rptrain.kernels import fp8
 from rptrain.kernels.fp8 import Form
+from rptrain.models.decode.generate import generate
 from rptrain.models.families import decoder, registry
 from rptrain.models.families.config import read_shape
 from rptrain.models.layers.block import blocks
@@ -258,3 +259,12 @@ def test_gates_have_adapters_in_every_class_and_shared_mlps_where_peft_finds_the
         assert {*found} == {f"model.layers.{n}.{name}" for n in range(2) for name in weights}
     named = with_lora(replace(gated_spec(), mlp_modules=True), LoRA(target_modules=("down_proj",)))
     assert adapted(named) == [f"model.layers.{n}.mlp.shared_expert.down_proj" for n in range(2)]
+
+
+def test_greedy_generation_follows_the_logits(micro_batch) -> None:
+    model = native(torch.float32)
+    prompt = IDS[:7].tolist()
+    made = generate(model.spec, model.params.__getitem__, [prompt], 5)[0]
+    ids = torch.tensor([*prompt, *made])
+    expected = model.logits(ids, micro_batch(model.spec, [[len(ids)]])).argmax(1)
+    assert made == expected[len(prompt) - 1 : -1].tolist()
