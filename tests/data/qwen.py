@@ -1,4 +1,4 @@
-"""Chat templates that behave as those of Qwen3.5, 3.6 and 3.8 and of Qwen3-Next do, for text alone."""
+"""Chat templates that behave as those of Qwen3.5, 3.6 and 3.8 do, for text alone."""
 
 # Thoughts before the last question are left out; the last reply always has tags of a thought, in which there may be
 # nothing. The generation prompt opens a thought, or has an empty one. Results of tools are in turns of the user.
@@ -10,14 +10,14 @@ _TEMPLATE = """\
 {%- endif %}
 {%- endmacro %}
 {%- if not messages %}{{ raise_exception('no messages') }}{% endif %}
-{%- set first = written(messages[0].content) | trim if messages[0].role == 'system' else '' %}
+{%- set first = EFFORT + written(messages[0].content) | trim if messages[0].role == 'system' else EFFORT %}
 {%- if tools %}
 {{- '<|im_start|>system\\n<tools>' }}
 {%- for tool in tools %}{{ '\\n' + tool | tojson }}{% endfor %}
 {{- '\\n</tools>\\n\\n<tool_call>\\n<function=name>\\n<parameter=name>\\nvalue\\n</parameter>' }}
 {{- '\\n</function>\\n</tool_call>' }}
 {{- ('\\n\\n' + first if first else '') + '<|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}{{ '<|im_start|>system\\n' + first + '<|im_end|>\\n' }}
+{%- elif first or messages[0].role == 'system' %}{{ '<|im_start|>system\\n' + first + '<|im_end|>\\n' }}
 {%- endif %}
 {%- set ns = namespace(query=-1) %}
 {%- for m in messages %}
@@ -35,7 +35,7 @@ _TEMPLATE = """\
 {%- elif m.role == 'assistant' %}
 {%- set thought = '' %}
 {%- if m.reasoning_content is string %}{% set thought = m.reasoning_content %}
-{%- elif '</think>' in content %}
+{%- elif SPLITS and '</think>' in content %}
 {%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
 {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
 {%- endif %}
@@ -65,10 +65,19 @@ _JSON = "(value | string if value is string else value | tojson)"
 _PYTHON = "(value | tojson if value is mapping or (value is sequence and value is not string) else value | string)"
 
 
-def _template(keeps: str, value: str, prompt: str) -> str:
-    return _TEMPLATE.replace("KEEPS", keeps).replace("VALUE", value).replace("PROMPT", prompt)
+def _template(keeps: str, value: str, prompt: str, splits: str = "true", effort: str = "''") -> str:
+    made = _TEMPLATE.replace("KEEPS", keeps).replace("VALUE", value).replace("PROMPT", prompt)
+    return made.replace("SPLITS", splits).replace("EFFORT", effort)
 
 
 QWEN3_5 = _template("false", _PYTHON, f"{_EMPTY} if enable_thinking is false else {_OPEN}")
 QWEN3_5_SMALL = _template("false", _PYTHON, f"{_OPEN} if enable_thinking is true else {_EMPTY}")  # 0.8B and 2B
 QWEN3_6 = _template("preserve_thinking is true", _JSON, f"{_EMPTY} if enable_thinking is false else {_OPEN}")
+# Keeps earlier thoughts, does not look for thoughts in contents, and asks for an effort.
+QWEN3_8 = _template(
+    "(preserve_thinking is undefined or preserve_thinking is true)",
+    _JSON,
+    f"{_EMPTY} if enable_thinking is false else {_OPEN}",
+    "false",
+    "'think well\\n\\n'",
+)

@@ -1,11 +1,11 @@
-"""What is supervised with templates that behave as those of Qwen3.5 and 3.6 do, and problems reported for them."""
+"""What is supervised with templates that behave as those of Qwen3.5, 3.6 and 3.8 do, and problems reported for them."""
 
 import json
 
 import pytest
 
 from rptrain.data.messages import messages_of
-from tests.data.qwen import QWEN3_5, QWEN3_5_SMALL, QWEN3_6
+from tests.data.qwen import QWEN3_5, QWEN3_5_SMALL, QWEN3_6, QWEN3_8
 from tests.data.test_template import SHORT, THINKING, runs
 from tests.data.test_turns import TOOLS, call, turns
 
@@ -182,3 +182,19 @@ def test_tokens_are_supervised_from_the_end_of_the_prompt(tokenizer):
     assert whole == [
         tokenizer.apply_chat_template(said, chat_template=QWEN3_5, tokenize=False) for said in (THINKING, SHORT)
     ]
+
+
+@pytest.mark.parametrize("thought", ["<think>\nhm\n</think>\n\n", "<think>hm</think>", "hm\n</think>\n\n", "field", ""])
+def test_a_template_that_does_not_look_for_thoughts_in_contents_gets_them_in_their_field(thought):
+    """It would write an empty thought before the thought in the content."""
+    reply = thinking("hm", "one") if thought == "field" else f"{thought}one"
+    said = [("user", "a?"), ("assistant", reply), ("user", "b?"), ("assistant", "two")]
+    spans, text, notes = turns(QWEN3_8, said, EOS)
+    assert spans == [f"hm\n</think>\n\none{END}" if thought else f"{THOUGHTLESS}one{END}", f"{THOUGHTLESS}two{END}"]
+    assert text.count("<think>") == 2 and notes == set()
+
+
+@pytest.mark.parametrize("content", ["what is </think>?", "the tag <think> opens\n</think>\n"])
+def test_a_tag_that_is_spoken_of_is_no_thought(content):
+    spans, _, _ = turns(QWEN3_8, [("user", "a?"), ("assistant", content)], EOS)
+    assert spans == [f"{THOUGHTLESS}{content.strip()}{END}"]
