@@ -4,22 +4,27 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rptrain.kernels import fp8
 from rptrain.kernels.fp8 import Form
+from rptrain.models.decode.generate import generate
 from rptrain.models.families import decoder, registry
 from rptrain.models.families.config import read_shape
 from rptrain.models.layers.block import blocks
 from rptrain.models.layers.mlp import SharedMLP
+from rptrain.models.layers.moe import MoE
 from rptrain.models.params import Unit
 from rptrain.models.spec import ModelSpec
 from rptrain.models.transforms.fp8 import with_fp8
+from rptrain.models.transforms.half_sums import with_half_sums
 from rptrain.models.transforms.lora import LoRA, adapted, with_lora
 from rptrain.models.transforms.names import adaptable_parameters
+from rptrain.models.transforms.quantize import with_base
 from rptrain.models.weights import pretrained
 from tests.models.conftest import COMMON, Native
 from tests.models.layers.test_kept_bytes import parameters, storage_bytes
-from tests.models.layers.test_layers import assert_memory_bounds
+from tests.models.layers.test_layers import assert_memory_bounds, to_cuda
 
 SHARED, TOKENS, DOCUMENTS = 10, 22, [[5, 6], [11]]
 CONFIG = {
@@ -51,6 +56,7 @@ def gated_spec(shared: int = SHARED, **settings) -> ModelSpec:
         own = block.units[0]
         params = decoder.shared_expert_params(shape, mlp, f"model.{block.name}.mlp.shared_expert")
         units[own] = Unit(units[own].name, (*units[own].params, *params))
+        assert isinstance(block.feed_forward, MoE)
         layers.append(replace(block, feed_forward=replace(block.feed_forward, shared=mlp)))
     return replace(spec, units=tuple(units), layers=tuple(layers), mlp_modules=True)
 
@@ -182,8 +188,61 @@ def test_fp8_leaves_the_gate_in_the_models_type() -> None:
         "router",
         "shared_gate",
     }
-    products = {product.name: product.in_fp8 for product in spec.layers[0].products}
+    products = {product.name: product.in_fp8 for product in blocks(spec)[0].products}
     assert products == {"qkv": True, "o": True, "shared_gate_up": True, "shared_down": True, "shared_gate": False}
+
+
+@pytest.mark.parametrize("base", ["nf4", "mxfp4", "int8", "fp8"])
+def test_a_base_in_4_or_8_bits_leaves_the_gate_as_it_is(base) -> None:
+    sizes = {"hidden_size": 128, "head_dim": 32, "moe_intermediate_size": 128, "shared": 128}
+    spec = with_base(with_lora(gated_spec(**sizes), LoRA(target_modules=("q_proj",))), base)
+    assert {param.name for unit in spec.units for param in unit.quantized} == {
+        "qkv",
+        "o",
+        "experts_gate_up",
+        "experts_down",
+        "shared_gate_up",
+        "shared_down",
+    }
+
+
+def test_experts_are_read_singly_and_stacked(tmp_path) -> None:
+    """Qwen3.5 is published with a tensor for all experts of a layer; transformers saves one for each and reads both."""
+    model = native(torch.float32)
+    pretrained.save(tmp_path / "single", model.spec, model.view, torch.float32)
+    stored = load_file(tmp_path / "single" / "model.safetensors")
+    stacked = {name: tensor for name, tensor in stored.items() if ".experts." not in name}
+    for layer in range(2):
+        at = f"model.layers.{layer}.mlp.experts"
+        gates, ups, downs = (
+            torch.stack([stored[f"{at}.{expert}.{kind}_proj.weight"] for expert in range(CONFIG["num_experts"])])
+            for kind in ("gate", "up", "down")
+        )
+        stacked |= {f"{at}.gate_up_proj": torch.cat([gates, ups], 1), f"{at}.down_proj": downs}
+    (tmp_path / "stacked").mkdir()
+    save_file(stacked, tmp_path / "stacked" / "model.safetensors")
+    for kind in ("single", "stacked"):
+        again = Native(model.spec, torch.float32)
+        pretrained.load(pretrained.check(tmp_path / kind, model.spec), model.spec, again.view)
+        for ours, theirs in zip(again.params, model.params, strict=True):
+            assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("change", [lambda spec: spec, with_half_sums], ids=["plain", "half sums"])
+def test_cuda_follows_float64(change, dtype, micro_batch) -> None:
+    sizes = {"num_experts_per_tok": 5, "head_dim": 16}
+    model, exact = native(dtype, change, **sizes), native(torch.float64, **sizes)
+    for unit, source in zip(exact.params, model.params, strict=True):
+        for name, tensor in unit.items():
+            tensor.copy_(source[name])
+    exact.backward(IDS, micro_batch(exact.spec, DOCUMENTS, IDS, torch.float64))
+    mb = to_cuda(model, micro_batch(model.spec, DOCUMENTS, IDS, dtype))
+    model.backward(IDS.cuda(), mb)
+    for name, gradient in model.gradients().items():
+        theirs = exact.gradients()[name]
+        assert (gradient.double().cpu() - theirs).norm() <= 0.1 * theirs.norm(), name
 
 
 def test_gates_have_adapters_in_every_class_and_shared_mlps_where_peft_finds_their_modules() -> None:
@@ -200,3 +259,12 @@ def test_gates_have_adapters_in_every_class_and_shared_mlps_where_peft_finds_the
         assert {*found} == {f"model.layers.{n}.{name}" for n in range(2) for name in weights}
     named = with_lora(replace(gated_spec(), mlp_modules=True), LoRA(target_modules=("down_proj",)))
     assert adapted(named) == [f"model.layers.{n}.mlp.shared_expert.down_proj" for n in range(2)]
+
+
+def test_greedy_generation_follows_the_logits(micro_batch) -> None:
+    model = native(torch.float32)
+    prompt = IDS[:7].tolist()
+    made = generate(model.spec, model.params.__getitem__, [prompt], 5)[0]
+    ids = torch.tensor([*prompt, *made])
+    expected = model.logits(ids, micro_batch(model.spec, [[len(ids)]])).argmax(1)
+    assert made == expected[len(prompt) - 1 : -1].tolist()
