@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rptrain.kernels import delta_rule, delta_scan
+from rptrain.kernels import delta_gradients, delta_rule, delta_scan
 from rptrain.kernels.fp8 import Operand
 from rptrain.kernels.launch import HAS_TRITON
 from rptrain.kernels.reference.dense import wide
@@ -18,7 +18,7 @@ from tests.models.conftest import make_micro_batch
 from tests.models.layers.test_layers import LiveBytes
 
 LAYOUTS = pytest.mark.parametrize("by_key_head", [False, True], ids=["by kind", "by key head"])
-DOCUMENTS = [[70, 1, 3, 65]]
+DOCUMENTS = [[70, 1, 3, 31]]
 ODD = {"hidden": 13, "key_heads": 3, "value_heads": 6, "key_size": 5, "value_size": 7, "width": 3, "eps": 1e-5}
 
 
@@ -303,10 +303,11 @@ class NotLaunched:
 @pytest.mark.parametrize("sizes", [(2, 6, 32, 24), (1, 2, 128, 128)])
 def test_memory_of_the_kernels_of_the_delta_rule(sizes, dtype, monkeypatch) -> None:
     """All that they allocate, without what they compute."""
-    for name, value in vars(delta_scan).items():
-        if hasattr(value, "run") and hasattr(value, "__getitem__"):
-            monkeypatch.setattr(delta_scan, name, NotLaunched())
-    monkeypatch.setattr(delta_scan, "target_of", lambda device: nvidia(9, 0))
+    for module in (delta_scan, delta_gradients):
+        for name, value in vars(module).items():
+            if hasattr(value, "run") and hasattr(value, "__getitem__"):
+                monkeypatch.setattr(module, name, NotLaunched())
+    monkeypatch.setattr(delta_rule, "target_of", lambda device: nvidia(9, 0))
     key_heads, heads, size, columns = sizes
     net, tokens, itemsize = DeltaNet.of(32, *sizes, 4, 1e-6), 128, dtype.itemsize
     mb = documents_of([[70, 58]])
@@ -314,10 +315,10 @@ def test_memory_of_the_kernels_of_the_delta_rule(sizes, dtype, monkeypatch) -> N
     v = torch.zeros(tokens, heads, columns, dtype=dtype)
     decay, beta = torch.zeros(2, tokens, heads)
     operands, documents = (q, k, v, decay, beta), mb.documents
-    kept = delta_scan.forward(*operands, documents, None, final=False)[2]
+    kept = delta_rule.forward_triton(*operands, documents, None, final=False)[2]
     assert net.rule_kept_bytes(tokens, itemsize) == sum(tensor.nbytes for tensor in kept)
     with LiveBytes() as live:
-        delta_scan.backward(v, *operands, kept, documents)
+        delta_rule.backward_triton(v, *operands, kept, documents)
     assert live.peak <= tokens * delta_rule.workspace_bytes(*sizes, itemsize) <= 1.05 * live.peak
 
 
