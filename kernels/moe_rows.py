@@ -54,6 +54,12 @@ def router_weight_grad(dact_NI: Tensor, act_NI: Tensor, perm: Permutation, weigh
     return dweights
 
 
+def token_weight_grad(dact_TI: Tensor, act_TI: Tensor, weights_T1: Tensor) -> Tensor:
+    """`router_weight_grad` of a single expert that all tokens go through, in their order: [T, 1]."""
+    order = torch.arange(len(act_TI), dtype=torch.int32, device=act_TI.device)
+    return router_weight_grad(dact_TI, act_TI, Permutation(order, order[:, None], order[-1:] + 1), weights_T1)
+
+
 def gather_triton(x_TD: Tensor, perm: Permutation) -> Tensor:
     """`gather` as a kernel; this and the others take contiguous tensors."""
     tokens, active = perm.places.shape

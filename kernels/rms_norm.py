@@ -2,6 +2,8 @@
 
 Values are rounded where Hugging Face's modelling code rounds them: the sum with the residual, the normed value,
 and its product with the weight. Statistics and the weight's gradient are float32 (float64 for float64).
+
+Zero-centered norms (Gemma, Qwen3.5) multiply by 1 + weight, in the wide type, and round only the product.
 """
 
 from collections.abc import Sequence
@@ -27,23 +29,23 @@ class Sizes(NamedTuple):
     programs: int  # on a multiprocessor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centered: bool = False) -> tuple[Tensor, Tensor]:
     """y like x [..., D], and 1 / rms [...] in the wide type."""
     if not fused(x):
-        return reference.rms_norm(x, weight, eps)
-    _, y, rstd = rms_norm_triton(x, None, weight, eps)
+        return reference.rms_norm(x, weight, eps, zero_centered=zero_centered)
+    _, y, rstd = rms_norm_triton(x, None, weight, eps, zero_centered=zero_centered)
     return y, rstd
 
 
 def rms_norm_operand(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: Form
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: Form, *, zero_centered: bool = False
 ) -> tuple[Tensor, Operand, Tensor]:
     """x [T, D] plus the residual, if any (otherwise x itself), the sum's norm in `form`, and 1 / rms [T] of the sum."""
     if not fused(x):
         total = x if residual is None else x + residual
-        y, rstd = reference.rms_norm(total, weight, eps)
+        y, rstd = reference.rms_norm(total, weight, eps, zero_centered=zero_centered)
         return total, fp8.operand(y, form), rstd
-    return rms_norm_operand_triton(x, residual, weight, eps, form)
+    return rms_norm_operand_triton(x, residual, weight, eps, form, zero_centered=zero_centered)
 
 
 def rms_norm_backward(
@@ -53,20 +55,23 @@ def rms_norm_backward(
     rstd: Tensor,
     grad_weight: Tensor | None,
     dresidual: Tensor | None = None,
+    *,
+    zero_centered: bool = False,
 ) -> Tensor:
     """dx like x, plus `dresidual`, the gradient that flows past the norm; rounded once.
 
     Adds the weight's gradient to `grad_weight` [D], if any, in the wide type. With a residual, x is the sum, and dx is
     the gradient of both its terms.
     """
-    if not fused(x):
-        return reference.rms_norm_backward(dy, x, weight, rstd, grad_weight, dresidual)
-    return rms_norm_backward_triton(dy, x, weight, rstd, grad_weight, dresidual)
+    backward = rms_norm_backward_triton if fused(x) else reference.rms_norm_backward
+    return backward(dy, x, weight, rstd, grad_weight, dresidual, zero_centered=zero_centered)
 
 
-def rms_norm_triton(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def rms_norm_triton(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, zero_centered: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """The sum (x itself without a residual), y and rstd; tensors are contiguous."""
-    total, y, rstd = rms_norm_operand_triton(x, residual, weight, eps, Form.PLAIN)
+    total, y, rstd = rms_norm_operand_triton(x, residual, weight, eps, Form.PLAIN, zero_centered=zero_centered)
     assert y.plain is not None
     return total, y.plain, rstd
 
@@ -76,8 +81,8 @@ def rms_norm_rows_triton(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> 
     assert x.stride(1) == 1 and out.stride(1) == 1 and x.shape == out.shape
     rstd = torch.empty(len(x), dtype=torch.float32, device=x.device)
     if len(x):
-        options: dict[str, Any] = {"ADD": False, "PLAIN": True, "CODES": False, **_row(x.shape[1])}
-        options |= {"X_STRIDE": x.stride(0), "Y_STRIDE": out.stride(0)}
+        options: dict[str, Any] = {"ADD": False, "PLAIN": True, "CODES": False, "ZERO_CENTERED": False}
+        options |= {"X_STRIDE": x.stride(0), "Y_STRIDE": out.stride(0), **_row(x.shape[1])}
         _forward[(len(x),)](x, x, x, weight, out, None, None, rstd, eps, **options)
     return rstd
 
@@ -92,14 +97,14 @@ def rms_norm_rows_backward_triton(
     sizes = _backward_sizes(size, x.element_size())
     count = min(programs(x.device, sizes.programs), triton.cdiv(rows, sizes.rows))
     partials = torch.empty(count, 1, size, dtype=torch.float32, device=x.device)
-    options: dict[str, Any] = {"RESIDUAL": False, **_tile(size, sizes)}
+    options: dict[str, Any] = {"RESIDUAL": False, "ZERO_CENTERED": False, **_tile(size, sizes)}
     options |= {"X_STRIDE": x.stride(0), "DY_STRIDE": dy.stride(0)}
     _backward[(count,)](dy, x, weight, rstd, x, x, partials, rows, **options)
     add_partials(partials, (grad_weight,))
 
 
 def rms_norm_operand_triton(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: Form
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: Form, *, zero_centered: bool = False
 ) -> tuple[Tensor, Operand, Tensor]:
     """`rms_norm_operand` as a kernel; tensors are contiguous, and without rows in FP8 of any shape [..., D]."""
     assert x.is_contiguous() and (residual is None or residual.is_contiguous())
@@ -110,8 +115,8 @@ def rms_norm_operand_triton(
     rows = fp8.empty(len(x), size, x.device) if Form.ROWS in form else None
     if rstd.numel():
         added = x if residual is None else residual
-        options = {"ADD": residual is not None, "PLAIN": y is not None, "CODES": rows is not None, **_row(size)}
-        options |= {"X_STRIDE": size, "Y_STRIDE": size}
+        options = {"ADD": residual is not None, "PLAIN": y is not None, "CODES": rows is not None}
+        options |= {"ZERO_CENTERED": zero_centered, "X_STRIDE": size, "Y_STRIDE": size, **_row(size)}
         _forward[(rstd.numel(),)](x, added, total, weight, y, *(rows or (None, None)), rstd, eps, **options)
     return total, Operand(x.dtype, y, rows), rstd
 
@@ -124,6 +129,8 @@ def rms_norm_backward_triton(
     grad_weight: Tensor | None,
     dresidual: Tensor | None,
     sizes: Sizes | None = None,
+    *,
+    zero_centered: bool = False,
 ) -> Tensor:
     """dx, and the weight's gradient; tensors are contiguous. dx is no input's memory: rows are loaded ahead."""
     assert dy.is_contiguous() and x.is_contiguous() and (dresidual is None or dresidual.is_contiguous())
@@ -134,8 +141,8 @@ def rms_norm_backward_triton(
         count = min(programs(x.device, sizes.programs), triton.cdiv(rows, sizes.rows))
         partials = torch.empty(count, 1, size, dtype=torch.float32, device=x.device)
         past = x if dresidual is None else dresidual
-        options: dict[str, Any] = {"RESIDUAL": dresidual is not None, **_tile(size, sizes)}
-        options |= {"X_STRIDE": size, "DY_STRIDE": size}
+        options: dict[str, Any] = {"RESIDUAL": dresidual is not None, "ZERO_CENTERED": zero_centered}
+        options |= {"X_STRIDE": size, "DY_STRIDE": size, **_tile(size, sizes)}
         _backward[(count,)](dy, x, weight, rstd, past, dx, partials, rows, **options)
         add_partials(partials, (grad_weight,))
     return dx
@@ -189,6 +196,7 @@ def _lanes(rows: int, columns: int) -> dict[str, int]:
 def _forward(
     x, residual, total, weight, y, codes, scales, rstd, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     ADD: tl.constexpr, PLAIN: tl.constexpr, CODES: tl.constexpr, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr,
 ):  # fmt: skip
     """A row a program, held in registers; codes are those of the rounded result."""
     row = tl.program_id(0).to(tl.int64)
@@ -205,7 +213,11 @@ def _forward(
     w = tl.load(weight + columns, mask=inside, other=0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
     tl.store(rstd + row, inverse)
-    normed = (values * inverse).to(dtype).to(tl.float32)
+    normed = values * inverse
+    if ZERO_CENTERED:
+        w += 1
+    else:
+        normed = normed.to(dtype).to(tl.float32)
     result = (normed * w).to(dtype)
     if PLAIN:
         tl.store(y + row * Y_STRIDE + columns, result, mask=inside)
@@ -220,7 +232,7 @@ def _forward(
 def _backward(
     dy, x, weight, rstd, dresidual, dx, partials, rows,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-    X_STRIDE: tl.constexpr, DY_STRIDE: tl.constexpr,
+    X_STRIDE: tl.constexpr, DY_STRIDE: tl.constexpr, ZERO_CENTERED: tl.constexpr,
 ):  # fmt: skip
     """Every programs-th tile of ROWS rows; the weight's gradient of a program's rows stays in registers until the end.
 
@@ -231,6 +243,8 @@ def _backward(
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     w = tl.load(weight + columns, mask=inside, other=0).to(tl.float32)[None, :]
+    if ZERO_CENTERED:
+        w += 1
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for tile in tl.range(program, tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + lanes

@@ -33,7 +33,9 @@ class ModelShape:
     padding_row: int | None = None  # of the embedding; look-ups add nothing to its gradient. Read from pad_token_id
     carried: tuple[str, ...] = ()  # patterns of tensors of its checkpoints that training leaves out
     has_experts: bool = False  # whether its class has experts, for transformers and PEFT: even if all layers are dense
+    mlp_modules: bool = False  # whether PEFT finds MLPs' modules by their names although the class has experts
     stored_prefixes: tuple[tuple[str, str], ...] = ()  # each of module names, and that of checkpoints
+    read_prefixes: tuple[tuple[str, str], ...] = ()  # likewise, of checkpoints that are read, but not written
     narrow: tuple[str, ...] = ()  # tensors that its files have in fewer bytes than their parameters' own types
 
     @property
@@ -43,7 +45,7 @@ class ModelShape:
 
     def module_name(self, name: str) -> str:
         """The name among modules, which is used everywhere else, of a tensor in a checkpoint."""
-        for module, stored in self.stored_prefixes:
+        for module, stored in (*self.stored_prefixes, *self.read_prefixes):
             if name.startswith(stored):
                 return module + name.removeprefix(stored)
         return name

@@ -52,7 +52,7 @@ def gated_delta_rule(
     if initial is None:
         initial = zero.expand(count, *zero.shape)
     empty = (documents.first[1:] == documents.first[:-1])[:, None, None, None]
-    return whole[:tokens], torch.where(empty, initial.to(dtype), last)
+    return whole[:tokens].clone(), torch.where(empty, initial.to(dtype), last)
 
 
 def _chunk(

@@ -21,10 +21,15 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Root-mean-square norm over the last dimension: y like x [..., D]; 1 / rms [...] in the wide type."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centered: bool = False) -> tuple[Tensor, Tensor]:
+    """Root-mean-square norm over the last dimension: y like x [..., D]; 1 / rms [...] in the wide type.
+
+    `zero_centered`: the factor is 1 + weight, and the result is rounded once.
+    """
     x_wide = x.to(wide(x.dtype))
     rstd = torch.rsqrt(x_wide.square().mean(-1, keepdim=True) + eps)
+    if zero_centered:
+        return (x_wide * rstd * (1 + weight.to(x_wide.dtype))).to(x.dtype), rstd.squeeze(-1)
     return (x_wide * rstd).to(x.dtype) * weight, rstd.squeeze(-1)
 
 
@@ -35,13 +40,15 @@ def rms_norm_backward(
     rstd: Tensor,
     grad_weight: Tensor | None,
     dresidual: Tensor | None = None,
+    *,
+    zero_centered: bool = False,
 ) -> Tensor:
     """dx like x, plus `dresidual`; adds the weight's gradient to `grad_weight` [D], if any, in the wide type."""
     dtype = wide(x.dtype)
     dy_wide, normed = dy.to(dtype), x.to(dtype) * rstd.unsqueeze(-1)
     if grad_weight is not None:
         grad_weight += (dy_wide * normed).flatten(0, -2).sum(0)
-    scaled = dy_wide * weight
+    scaled = dy_wide * (1 + weight.to(dtype) if zero_centered else weight)
     dx = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)
     return (dx if dresidual is None else dx + dresidual).to(x.dtype)
 
@@ -79,27 +86,34 @@ class QKNorm(NamedTuple):
     k_weight: Tensor
     eps: float
     whole: bool = False
+    zero_centered: bool = False  # factors are 1 + weight; only of each head
 
 
-def split_heads(qkv: Tensor, kv_heads: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q [T, H, C], k and v [T, K, C], views of the fused product [T, (H + 2K) C]."""
+def split_heads(qkv: Tensor, kv_heads: int, size: int, *, gated: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """q [T, H, C], k and v [T, K, C], views of the fused product [T, (H + 2K) C], or [T, (2H + 2K) C] if `gated`."""
     heads = qkv.view(len(qkv), qkv.shape[1] // size, size)
     count = heads.shape[1] - 2 * kv_heads
-    return heads[:, :count], heads[:, count : count + kv_heads], heads[:, count + kv_heads :]
+    return heads[:, : count : 1 + gated], heads[:, count : count + kv_heads], heads[:, count + kv_heads :]
+
+
+def split_gates(qkv: Tensor, kv_heads: int, size: int) -> Tensor:
+    """The gates [T, H, C], a view of the fused product [T, (2H + 2K) C], which has each one behind its query."""
+    heads = qkv.view(len(qkv), qkv.shape[1] // size, size)
+    return heads[:, 1 : heads.shape[1] - 2 * kv_heads : 2]
 
 
 def qk_norm_rope(
-    qkv: Tensor, rotation: Rotation | None, kv_heads: int, size: int, norm: QKNorm | None = None
+    qkv: Tensor, rotation: Rotation | None, kv_heads: int, size: int, norm: QKNorm | None = None, *, gated: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """q, k, v and 1 / rms, [T, H + K] or [T, 2], as in kernels/rope.py: without norms q and k are rotated in place."""
-    q, k, v = split_heads(qkv, kv_heads, size)
+    q, k, v = split_heads(qkv, kv_heads, size, gated=gated)
     if norm is None:
         for x, rotated in zip((q, k), rope(q, k, rotation), strict=True):
             x.copy_(rotated)
         return q, k, v, None
     wide_q, wide_k = (x.flatten(1).unsqueeze(1) if norm.whole else x for x in (q, k))
-    q_normed, q_rstd = rms_norm(wide_q, norm.q_weight, norm.eps)
-    k_normed, k_rstd = rms_norm(wide_k, norm.k_weight, norm.eps)
+    q_normed, q_rstd = rms_norm(wide_q, norm.q_weight, norm.eps, zero_centered=norm.zero_centered)
+    k_normed, k_rstd = rms_norm(wide_k, norm.k_weight, norm.eps, zero_centered=norm.zero_centered)
     q_normed, k_normed = q_normed.view(q.shape), k_normed.view(k.shape)
     return *rope(q_normed, k_normed, rotation), v, torch.cat((q_rstd, k_rstd), 1)
 
@@ -113,9 +127,11 @@ def qk_norm_rope_backward(
     norm: QKNorm | None = None,
     rstd: Tensor | None = None,
     grads: tuple[Tensor | None, Tensor | None] | None = None,
+    *,
+    gated: bool = False,
 ) -> Tensor:
-    """The gradient of the product, written over it."""
-    q, k, v = split_heads(qkv, dk.shape[1], dk.shape[2])
+    """The gradient of the product, written over it; gates are left as they are."""
+    q, k, v = split_heads(qkv, dk.shape[1], dk.shape[2], gated=gated)
     dq, dk = rope_backward(dq, dk, rotation)
     if norm is not None and rstd is not None and grads is not None:
         if norm.whole:
@@ -123,11 +139,30 @@ def qk_norm_rope_backward(
         else:
             sizes = q.shape[1], k.shape[1]
         q_rstd, k_rstd = rstd.split(sizes, 1)
-        dq = rms_norm_backward(dq, q.reshape(dq.shape), norm.q_weight, q_rstd, grads[0]).view(q.shape)
-        dk = rms_norm_backward(dk, k.reshape(dk.shape), norm.k_weight, k_rstd, grads[1]).view(k.shape)
+        dq, dk = (
+            rms_norm_backward(dy, x.reshape(dy.shape), weight, each, grad, zero_centered=norm.zero_centered).view(
+                x.shape
+            )
+            for dy, x, weight, each, grad in zip((dq, dk), (q, k), norm[:2], (q_rstd, k_rstd), grads, strict=True)
+        )
     for place, gradient in ((q, dq), (k, dk), (v, dv)):
         place.copy_(gradient)
     return qkv
+
+
+def output_gate(out_THC: Tensor, gate_THC: Tensor) -> Tensor:
+    """out * sigmoid(gate) [T, H C], the sigmoid rounded before."""
+    return (out_THC * torch.sigmoid(gate_THC)).flatten(1)
+
+
+def output_gate_backward(dy: Tensor, out_THC: Tensor, gate_THC: Tensor) -> Tensor:
+    """dout [T, H, C]; writes the gate's gradient over the gate, and `output_gate` over dy [T, H C]."""
+    dtype = wide(dy.dtype)
+    again, sigmoid = output_gate(out_THC, gate_THC), torch.sigmoid(gate_THC.to(dtype))
+    dout = sigmoid * dy.view_as(out_THC)
+    gate_THC.copy_((1 - sigmoid).mul_(dout).mul_(out_THC))
+    dy.copy_(again)
+    return dout.to(dy.dtype)
 
 
 class Clamp(NamedTuple):

@@ -26,6 +26,11 @@ LIMITS: Mapping[str | type, float] = {
     "n_shared_experts": 4096,
     "num_nextn_predict_layers": 1_000,
     "num_mtp_modules": 1_000,
+    "linear_num_key_heads": 4096,
+    "linear_num_value_heads": 4096,
+    "linear_key_head_dim": MAX_HEAD_SIZE,
+    "linear_value_head_dim": MAX_HEAD_SIZE,
+    "linear_conv_kernel_dim": 64,
     int: 1 << 30,  # of every other key
     float: rope.LARGEST,
 }
@@ -221,15 +226,32 @@ def read_windows(
 
     `windowed`: the layers with the window if layer_types is missing.
     """
-    kinds = config.get("layer_types")
-    if kinds is None:
-        kinds = ["sliding_attention" if has else "full_attention" for has in windowed]
-    if not isinstance(kinds, list) or len(kinds) != len(windowed) or not all(kind in KINDS for kind in kinds):
-        found.append(f"layer_types must name {' or '.join(KINDS)} for each of {len(windowed)} layers")
-        return []
+    kinds = read_layer_types(config, KINDS, [KINDS[0] if has else KINDS[1] for has in windowed], found)
     if window is None and "sliding_attention" in kinds:
         found.append("layer_types asks for sliding_attention, but no sliding window is on")
     return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def read_layer_types(
+    config: Mapping[str, Any], kinds: Sequence[str], default: Sequence[str], found: list[str]
+) -> Sequence[str]:
+    """One of these kinds for each layer; problems are added to `found`. `default`: if layer_types is missing."""
+    given = config.get("layer_types")
+    if given is None:
+        return default
+    if not isinstance(given, list) or len(given) != len(default) or not all(kind in kinds for kind in given):
+        found.append(f"layer_types must name {' or '.join(kinds)} for each of {len(default)} layers")
+        return []
+    return given
+
+
+def read_only(config: Mapping[str, Any], only: Mapping[str, Any], found: list[str]) -> None:
+    """Adds to `found` the settings that have another value than their only supported one."""
+    found += (
+        f"{key} {config[key]!r} is not supported; {value!r} is"
+        for key, value in only.items()
+        if config.get(key, value) != value
+    )
 
 
 def read_number(

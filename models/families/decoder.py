@@ -11,6 +11,7 @@ from rptrain.models.layer import Layer
 from rptrain.models.layers.attention import Attention
 from rptrain.models.layers.block import Block, FeedForward, Mixer
 from rptrain.models.layers.head import Head
+from rptrain.models.layers.mlp import SharedMLP
 from rptrain.models.layers.norms import Norms
 from rptrain.models.params import CheckpointPart, Param, Stack, Unit
 from rptrain.models.spec import ModelSpec
@@ -28,8 +29,10 @@ def bias(name: str, *stacked: tuple[str, int]) -> Param:
     return Param(name, (sum(part.rows for part in parts),), parts, decay=False, std=0.0)
 
 
-def norm(name: str, module: str, size: int) -> Param:
-    return Param(name, (size,), (CheckpointPart(f"{module}.weight", size),), decay=False, std=None)
+def norm(name: str, module: str, size: int, *, zero_centered: bool = False) -> Param:
+    """A norm's weight, initialized so that the norm multiplies by 1."""
+    parts = (CheckpointPart(f"{module}.weight", size),)
+    return Param(name, (size,), parts, decay=False, std=0.0 if zero_centered else None)
 
 
 def attention_params(
@@ -39,57 +42,75 @@ def attention_params(
 
     `norms`: of the block; None: before its parts. `fused`: checkpoints have one tensor of queries, keys and values.
     """
-    has_pre, has_post = (norms.pre, norms.post) if norms else (True, False)
-    module = f"{at}.self_attn"
+    norms = norms or Norms(sizes.eps)
+    module, zero_centered = f"{at}.self_attn", norms.zero_centered
     heads, kv_heads = attention.heads * attention.head_size, attention.kv_heads * attention.head_size
     qkv = (
-        (f"{module}.q_proj", heads),
+        (f"{module}.q_proj", heads * (1 + attention.gated)),
         (f"{module}.k_proj", kv_heads),
         (f"{module}.v_proj", kv_heads),
     )
     if fused:
         qkv = ((f"{module}.qkv_proj", heads + 2 * kv_heads),)
     o = (f"{module}.o_proj", sizes.hidden)
-    params = [norm("input_norm", f"{at}.input_layernorm", sizes.hidden)] if has_pre else []
+    params = [input_norm(sizes, at, zero_centered=zero_centered)] if norms.pre else []
     params.append(matrix("qkv", sizes.hidden, sizes.std, *qkv))
     if attention.qkv.bias:
         params.append(bias("qkv_bias", *qkv))
     if attention.qk_norm:
         widths = (heads, kv_heads) if attention.whole_qk_norm else (attention.head_size, attention.head_size)
-        params += [norm(f"{x}_norm", f"{module}.{x}_norm", width) for x, width in zip("qk", widths, strict=True)]
+        params += [
+            norm(f"{x}_norm", f"{module}.{x}_norm", width, zero_centered=attention.zero_centered)
+            for x, width in zip("qk", widths, strict=True)
+        ]
     params.append(matrix("o", heads, sizes.std, o))
     if attention.o.bias:
         params.append(bias("o_bias", o))
-    if has_post:
-        params.append(norm("attention_norm", f"{at}.post_attention_layernorm", sizes.hidden))
+    if norms.post:
+        after = f"{at}.post_attention_layernorm"
+        params.append(norm("attention_norm", after, sizes.hidden, zero_centered=zero_centered))
     return params
 
 
-def post_norm(sizes: Sizes, at: str) -> Param:
-    """The norm of the MLP's input, which is behind the attention."""
-    return norm("post_norm", f"{at}.post_attention_layernorm", sizes.hidden)
+def input_norm(sizes: Sizes, at: str, *, zero_centered: bool = False) -> Param:
+    """The norm of the mixer's input."""
+    return norm("input_norm", f"{at}.input_layernorm", sizes.hidden, zero_centered=zero_centered)
+
+
+def post_norm(sizes: Sizes, at: str, *, zero_centered: bool = False) -> Param:
+    """The norm of the MLP's input, which is behind the mixer."""
+    return norm("post_norm", f"{at}.post_attention_layernorm", sizes.hidden, zero_centered=zero_centered)
+
+
+def mlp_params(sizes: Sizes, at: str, *, fused: bool = False) -> list[Param]:
+    """The parameters of the MLP in the block with prefix `at` in checkpoints, without norms.
+
+    `fused`: checkpoints have one tensor of gate and up.
+    """
+    gate_up = ((f"{at}.mlp.gate_proj", sizes.intermediate), (f"{at}.mlp.up_proj", sizes.intermediate))
+    if fused:
+        gate_up = ((f"{at}.mlp.gate_up_proj", 2 * sizes.intermediate),)
+    return [
+        matrix("gate_up", sizes.hidden, sizes.std, *gate_up),
+        matrix("down", sizes.intermediate, sizes.std, (f"{at}.mlp.down_proj", sizes.hidden)),
+    ]
 
 
 def dense_unit(
     sizes: Sizes, index: int, attention: Attention, norms: Norms | None = None, *, fused: bool = False
 ) -> Unit:
-    """The parameters of a block with an MLP.
-
-    `fused`: checkpoints have one tensor of gate and up. Everything else: see `attention_params`.
-    """
+    """The parameters of a block with attention and an MLP: see `attention_params` and `mlp_params`."""
     norms = norms or Norms(sizes.eps)
+    zero_centered = norms.zero_centered
     at = f"model.layers.{index}"
-    gate_up = ((f"{at}.mlp.gate_proj", sizes.intermediate), (f"{at}.mlp.up_proj", sizes.intermediate))
-    if fused:
-        gate_up = ((f"{at}.mlp.gate_up_proj", 2 * sizes.intermediate),)
-    params = (
-        *attention_params(sizes, at, attention, norms, fused=fused),
-        *([post_norm(sizes, at)] if norms.pre else []),
-        matrix("gate_up", sizes.hidden, sizes.std, *gate_up),
-        matrix("down", sizes.intermediate, sizes.std, (f"{at}.mlp.down_proj", sizes.hidden)),
-        *([norm("mlp_norm", f"{at}.post_feedforward_layernorm", sizes.hidden)] if norms.post else []),
-    )
-    return Unit(f"layers.{index}", params)
+    params = attention_params(sizes, at, attention, norms, fused=fused)
+    if norms.pre:
+        params.append(post_norm(sizes, at, zero_centered=zero_centered))
+    params += mlp_params(sizes, at, fused=fused)
+    if norms.post:
+        after = f"{at}.post_feedforward_layernorm"
+        params.append(norm("mlp_norm", after, sizes.hidden, zero_centered=zero_centered))
+    return Unit(f"layers.{index}", tuple(params))
 
 
 def expert_matrices(
@@ -117,6 +138,19 @@ def expert_matrices(
         whole(matrix("experts_gate_up", sizes.hidden, sizes.std, *gate_up)),
         whole(matrix("experts_down", intermediate, sizes.std, *down)),
     )
+
+
+def shared_expert_params(sizes: Sizes, shared: SharedMLP, module: str) -> list[Param]:
+    """The parameters of the MLP beside experts: of `module` in checkpoints, and of {module}_gate if it has a gate."""
+    width = shared.intermediate
+    gate_up = ((f"{module}.gate_proj", width), (f"{module}.up_proj", width))
+    params = [
+        matrix("shared_gate_up", sizes.hidden, sizes.std, *gate_up),
+        matrix("shared_down", width, sizes.std, (f"{module}.down_proj", sizes.hidden)),
+    ]
+    if shared.gated:
+        params.append(matrix("shared_gate", sizes.hidden, sizes.std, (f"{module}_gate", 1)))
+    return params
 
 
 def correction_unit(index: int, key: str, experts: int) -> Unit:
@@ -153,14 +187,16 @@ def model(
     layers: Sequence[Layer],
     *,
     logits_scale: float = 1.0,
-    frozen: Mapping[int, Unit] | None = None,
+    zero_centered: bool = False,
+    extra: Mapping[int, Unit] | None = None,
 ) -> ModelSpec:
     """The decoder with these blocks, an embedding, a last norm and a head.
 
-    `frozen`: units of layers, by their numbers, in addition to `blocks`.
+    `extra`: units of layers, by their numbers, in addition to `blocks`. `zero_centered`: of the last norm.
     """
     embed = Unit("embed", (matrix("embed", shape.hidden, shape.std, ("model.embed_tokens", shape.vocab)),))
-    units = [embed, *blocks, Unit("norm", (norm("norm", "model.norm", shape.hidden),))]
+    last_norm = norm("norm", "model.norm", shape.hidden, zero_centered=zero_centered)
+    units = [embed, *blocks, Unit("norm", (last_norm,))]
     last = projection = len(units) - 1
     if shape.tied:
         projection = 0
@@ -169,7 +205,7 @@ def model(
         projection += 1
     name = "embed" if shape.tied else "head"
     layers = list(layers)
-    for index, unit in (frozen or {}).items():
+    for index, unit in (extra or {}).items():
         layers[index] = replace(cast(Any, layers[index]), units=(*layers[index].units, len(units)))
         units.append(unit)
     return ModelSpec(
@@ -177,7 +213,15 @@ def model(
         config=config,
         units=tuple(units),
         layers=tuple(layers),
-        head=Head((last, projection), name, shape.hidden, shape.vocab, shape.eps, scale=logits_scale),
+        head=Head(
+            units=(last, projection),
+            projection=name,
+            hidden=shape.hidden,
+            vocab=shape.vocab,
+            eps=shape.eps,
+            scale=logits_scale,
+            zero_centered=zero_centered,
+        ),
         hidden_size=shape.hidden,
         vocab_size=shape.vocab,
         rotaries=shape.rotaries,

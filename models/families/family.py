@@ -17,3 +17,4 @@ class Family:
     model_type: str
     build: Callable[[Mapping[str, Any]], ModelSpec]
     has_experts: bool = False  # see ModelShape
+    mlp_modules: bool = False  # see ModelShape

@@ -54,7 +54,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     attention = decoder.attention(shape, qk_norm=qk_norm, qkv_bias=biases)
     mlp = MLP.of(shape.hidden, shape.intermediate)
     mixture = MoE.of(shape.hidden, intermediate, router, shared=SharedMLP.of(shape.hidden, shared))
-    units, blocks, frozen = [], [], {}
+    units, blocks, corrections = [], [], {}
     for index in range(shape.layers):
         if index < dense:
             units.append(decoder.dense_unit(shape, index, attention))
@@ -62,25 +62,21 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
             continue
         units.append(_unit(shape, index, attention, mixture))
         key = f"model.layers.{index}.mlp.gate.e_score_correction_bias"
-        frozen[index] = decoder.correction_unit(index, key, experts)
+        corrections[index] = decoder.correction_unit(index, key, experts)
         blocks.append(decoder.block(shape, index, attention, mixture))
-    spec = decoder.model(ARCHITECTURE, config, shape, units, blocks, frozen=frozen)
+    spec = decoder.model(ARCHITECTURE, config, shape, units, blocks, extra=corrections)
     return replace(spec, carried=decoder.mtp_layers(shape.layers, extra))
 
 
 def _unit(sizes: Sizes, index: int, attention: Attention, mixture: MoE) -> Unit:
     at, experts, intermediate = f"model.layers.{index}", mixture.router.experts, mixture.down.inputs
     assert mixture.shared is not None
-    shared = mixture.shared.intermediate
-    beside = f"{at}.mlp.shared_experts"
-    gate_up = ((f"{beside}.gate_proj", shared), (f"{beside}.up_proj", shared))
     params = (
         *decoder.attention_params(sizes, at, attention),
         decoder.post_norm(sizes, at),
         decoder.matrix("router", sizes.hidden, sizes.std, (f"{at}.mlp.gate", experts)),
         *decoder.expert_matrices(sizes, at, intermediate, experts),
-        decoder.matrix("shared_gate_up", sizes.hidden, sizes.std, *gate_up),
-        decoder.matrix("shared_down", shared, sizes.std, (f"{beside}.down_proj", sizes.hidden)),
+        *decoder.shared_expert_params(sizes, mixture.shared, f"{at}.mlp.shared_experts"),
     )
     return Unit(f"layers.{index}", params)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rptrain.kernels.moe import Scoring
 from rptrain.models.families import decoder
-from rptrain.models.families.config import Sizes, read_experts, read_number, read_shape, with_defaults
+from rptrain.models.families.config import Sizes, read_experts, read_number, read_only, read_shape, with_defaults
 from rptrain.models.families.family import Family
 from rptrain.models.layers.attention import Attention
 from rptrain.models.layers.moe import MoE
@@ -31,11 +31,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     """The model of a Hugging Face config.json. Raises UserError if it needs unsupported features."""
     found: list[str] = []
     filled = with_defaults(config, DEFAULTS, found, aliases=ALIASES)
-    found += (
-        f"{key} {filled[key]!r} is not supported; {value!r} is"
-        for key, value in ONLY.items()
-        if filled.get(key, value) != value
-    )
+    read_only(filled, ONLY, found)
     experts, active = read_experts(filled, "num_local_experts", found)
     if filled.get("router_jitter_noise"):
         found.append(f"router_jitter_noise {filled['router_jitter_noise']!r} is not supported; it must be off")
@@ -58,7 +54,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
         shape,
         [_unit(shape, index, attention, experts) for index in layers],
         [decoder.block(shape, index, attention, mixture) for index in layers],
-        frozen={
+        extra={
             index: decoder.correction_unit(index, f"{_mixture(index)}.e_score_correction_bias", experts)
             for index in layers
         },

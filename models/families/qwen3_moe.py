@@ -28,11 +28,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     filled = with_defaults(config, DEFAULTS, found, aliases=ALIASES)
     experts, active = read_experts(filled, "num_experts", found)
     intermediate = read_number(filled, "moe_intermediate_size", found)
-    step = read_number(filled, "decoder_sparse_step", found, 1)
-    dense = filled.get("mlp_only_layers") or []
-    layers = read_number(filled, "num_hidden_layers", [])  # `read_shape` reports the problem
-    if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < layers for index in dense):
-        found.append(f"mlp_only_layers must be a list of layers' numbers, from 0 to {layers - 1}, not {dense!r}")
+    dense = read_dense(filled, found)
     scoring = Scoring(over_chosen=read_flag(filled, "norm_topk_prob", found))
     if read_flag(filled, "use_sliding_window", found) and filled.get("sliding_window", 4096):
         found.append("layers with sliding-window attention are not supported")
@@ -43,13 +39,24 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
     mixture = MoE.of(shape.hidden, intermediate, router)
     units, blocks = [], []
     for index in range(shape.layers):
-        if index in dense or (index + 1) % step:
+        if dense[index]:
             units.append(decoder.dense_unit(shape, index, attention))
             blocks.append(decoder.block(shape, index, attention, mlp))
             continue
         units.append(_unit(shape, index, attention, mixture))
         blocks.append(decoder.block(shape, index, attention, mixture))
     return decoder.model(ARCHITECTURE, config, shape, units, blocks)
+
+
+def read_dense(config: Mapping[str, Any], found: list[str]) -> list[bool]:
+    """Whether each layer has an MLP in place of experts; problems are added to `found`."""
+    step = read_number(config, "decoder_sparse_step", found, 1)
+    dense = config.get("mlp_only_layers") or []
+    layers = read_number(config, "num_hidden_layers", [])  # `read_shape` reports the problem
+    if not isinstance(dense, list) or not all(type(index) is int and 0 <= index < layers for index in dense):
+        found.append(f"mlp_only_layers must be a list of layers' numbers, from 0 to {layers - 1}, not {dense!r}")
+        return []
+    return [index in dense or bool((index + 1) % step) for index in range(layers)]
 
 
 def _unit(sizes: Sizes, index: int, attention: Attention, mixture: MoE) -> Unit:

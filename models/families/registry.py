@@ -42,7 +42,7 @@ def build(config: Mapping[str, Any]) -> ModelSpec:
             "transformers would load: correct the wrong one"
         )
     if family := FAMILIES.get(architecture):
-        return replace(family.build(config), has_experts=family.has_experts)
+        return replace(family.build(config), has_experts=family.has_experts, mlp_modules=family.mlp_modules)
     if tower := TOWERS.get(architecture):
         return tower.wrap(build(tower.text_config(config)), config)
     problem = f"architecture {architecture!r} is not supported" if architecture else "no architecture named"
@@ -62,11 +62,12 @@ def model_config(directory: Path) -> Mapping[str, Any]:
     """The config.json of a directory with weights.
 
     For a model with a text model and other parts, it says whether the embedding is the head, as transformers decides:
-    unless the config.json says no, or the files have a head that differs. Raises UserError if the config.json is
-    invalid.
+    unless the config.json, or its class by default, says no, or the files have a head that differs. Raises UserError if
+    the config.json is invalid.
     """
     config = read_config(directory)
-    if _architecture(config) not in TOWERS or config.get("tie_word_embeddings", True) is not True:
+    tower = TOWERS.get(_architecture(config))
+    if tower is None or config.get("tie_word_embeddings", tower.tied) is not True:
         return config
     return {**config, "tie_word_embeddings": embedding_is_head(directory)}
 

@@ -24,12 +24,13 @@ class TextTower:
     # may be used in checkpoints; exports have the last ones.
     prefixes: tuple[tuple[str, str, str], ...]
     carried: tuple[str, ...]  # patterns of the tensors of other parts
+    tied: bool = True  # whether the embedding is the head if config.json does not say
 
     def text_config(self, config: Mapping[str, Any], *, alone: bool = False) -> dict[str, Any]:
         """The config.json of the text model, as part of the whole model or alone. Raises UserError if it is not a text
         model of this architecture.
 
-        Whether the embedding is the head is what the whole config says, and on by default, as in transformers.
+        Whether the embedding is the head is what the whole config says, as in transformers.
         """
         nested = config.get("text_config")
         if not isinstance(nested, Mapping):
@@ -41,7 +42,7 @@ class TextTower:
         keys = (*SHARED, *TOKENS) if alone else SHARED
         shared = {key: config[key] for key in keys if nested.get(key) is None and config.get(key) is not None}
         own = {key: value for key, value in nested.items() if key != "architectures"}
-        tied = config.get("tie_word_embeddings", True)
+        tied = config.get("tie_word_embeddings", self.tied)
         return {**own, **shared, "tie_word_embeddings": tied, "model_type": kind}
 
     def wrap(self, text: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
@@ -52,8 +53,9 @@ class TextTower:
             architecture=self.architecture,
             config=config,
             units=units,
-            carried=(*map(self._module_name, text.carried), *self.carried),
+            carried=(*(self._module_name(name) for name in text.carried if name not in self.carried), *self.carried),
             stored_prefixes=tuple((module, stored) for _, module, stored in self.prefixes),
+            read_prefixes=(),
         )
 
     def _renamed(self, param: Param) -> Param:

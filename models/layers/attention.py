@@ -13,7 +13,8 @@ from rptrain.kernels.batch import MicroBatch, Rotation
 from rptrain.kernels.fp8 import Form, Operand
 from rptrain.kernels.half import SCALE_BYTES, TERMS, Heads
 from rptrain.kernels.launch import fused
-from rptrain.kernels.reference.dense import wide
+from rptrain.kernels.output_gate import output_gate, output_gate_backward
+from rptrain.kernels.reference.dense import split_gates, wide
 from rptrain.kernels.rope import QKNorm, qk_norm_rope, qk_norm_rope_backward
 from rptrain.models.layer import Operation
 from rptrain.models.layers.keys_values import KeysAndValues, Scores
@@ -31,13 +32,13 @@ BACKENDS = ("hybrid", "triton", "reference")  # backends whose backward always s
 
 class AttentionSaved(NamedTuple):
     normed: Operand  # [T, D], the input
-    qkv: Tensor  # [T, (H + 2K) C]; v is in its memory, and without q/k norm q and k are too
+    qkv: Tensor  # [T, (H + 2K) C], gated [T, (2H + 2K) C]; v is in its memory, and without q/k norm q and k are too
     qk_rstd: Tensor | None  # [T, H + K], with q/k norm
     q: Heads  # [T, H, C], rotated; k, v [T, K, C]
     k: Heads
     v: Heads
     out: Tensor  # [T, H, C]
-    attended: Operand  # [T, H C], out as the output projection reads it
+    attended: Operand | None  # [T, H C], out as the output projection reads it; None if gated
     attention: Any  # attn.Saved
 
 
@@ -45,11 +46,12 @@ class AttentionSaved(NamedTuple):
 class Attention:
     """Grouped-query attention: a Mixer (models/layers/block.py).
 
-    Parameters: qkv [(H + 2K) C, D], o [D, H C]; with `qk_norm` q_norm and k_norm, [C] each, or with `whole_qk_norm`
-    [H C] and [K C]; with biases qkv_bias [(H + 2K) C] and o_bias [D]; with `sinks` sinks [H].
+    Parameters: qkv [(H + 2K) C, D], o [D, H C]; if `gated` qkv [(2H + 2K) C, D], which has the rows of a head's gate
+    behind those of its query; with `qk_norm` q_norm and k_norm, [C] each, or with `whole_qk_norm` [H C] and [K C]; with
+    biases qkv_bias, of as many rows as qkv, and o_bias [D]; with `sinks` sinks [H].
 
-    It keeps its input, q, k, v (also before the norms of q and k, if any), its output and log-sum-exp; of products in
-    FP8, their inputs in FP8.
+    It keeps its input, q, k, v (also before the norms of q and k, if any), gates, its output and log-sum-exp; of
+    products in FP8, their inputs in FP8. Backward computes a gated output again.
     """
 
     qkv: Product
@@ -61,6 +63,8 @@ class Attention:
     rotary: int | None = 0  # the place of the rotary positions among the model's; None: queries and keys have none
     qk_norm: bool = False  # of every head's queries and keys
     whole_qk_norm: bool = False  # with `qk_norm`: of all heads of a token at once
+    zero_centered: bool = False  # with norms of every head: their factors are 1 + weight
+    gated: bool = False  # with norms of every head: the output is multiplied by the sigmoid of gates
     sinks: bool = False  # a score per head without a key
     window: int | None = None  # maximum keys per query, including itself
     scale: float | None = None  # factor of the scores; None: head_size ** -0.5
@@ -73,9 +77,13 @@ class Attention:
         """Attention of [T, hidden], with `heads` (H, K, C). `options`: its other fields."""
         number, kv_number, size = heads
         outputs = (number + 2 * kv_number) * size
+        o: dict[str, Any] = {}
+        if options.get("gated"):  # rows and columns of the gradient of o's output are quantized separately
+            outputs += number * size
+            o = {"source": Source.ACTIVATION, "gradient_reads": 2}
         return cls(
             qkv=Product(name="qkv", inputs=hidden, outputs=outputs, mask=0, bias=qkv_bias, source=Source.NORM),
-            o=Product(name="o", inputs=number * size, outputs=hidden, mask=1, bias=o_bias),
+            o=Product(name="o", inputs=number * size, outputs=hidden, mask=1, bias=o_bias, **o),
             heads=number,
             kv_heads=kv_number,
             head_size=size,
@@ -99,12 +107,16 @@ class Attention:
         qkv = self.qkv.forward(p, x, mb)
         q, k, v, qk_rstd = self._rotated(p, qkv, mb.rotations, half_sums=self.half_sums)
         out, attention = attn.attention(q, k, v, mb, window=self.window, sinks=p.get("sinks"), scale=self.scale)
-        attended = fp8.operand(out.flatten(1), self.o.form(p))
+        attended = self._output_operand(p, out, qkv)
         product = self.o.forward(p, attended, mb)
-        return product, AttentionSaved(kept(x), qkv, qk_rstd, q, k, v, out, kept(attended), attention)
+        again = None if self.gated else kept(attended)
+        return product, AttentionSaved(kept(x), qkv, qk_rstd, q, k, v, out, again, attention)
 
     def backward(self, p: Params, g: Grads, saved: AttentionSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        dout = self.o.backward(p, g, dy_TD, saved.attended, mb)
+        if saved.attended is None:
+            dout = self._gate_backward(p, g, saved, dy_TD, mb)
+        else:
+            dout = self.o.backward(p, g, dy_TD, saved.attended, mb)
         del dy_TD
         dheads = attn.attention_backward(
             dout.view_as(saved.out),
@@ -122,16 +134,24 @@ class Attention:
         del dout
         norms, grads = self._norms(p), (g.get("q_norm"), g.get("k_norm")) if self.qk_norm else None
         rotation = self._rotation(mb.rotations)
-        dqkv = qk_norm_rope_backward(*dheads, saved.qkv, rotation, norms, saved.qk_rstd, grads)
+        dqkv = qk_norm_rope_backward(*dheads, saved.qkv, rotation, norms, saved.qk_rstd, grads, gated=self.gated)
         del dheads
         return self.qkv.backward(p, g, dqkv, saved.normed, mb)
 
+    def _gate_backward(self, p: Params, g: Grads, saved: AttentionSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
+        """The gradient of attention's output; that of the gates is written over them."""
+        attended, of_output = self.o.backward_input(p, dy_TD, mb)  # its gradient, until it is overwritten
+        dout = output_gate_backward(attended, saved.out, self._gates(saved.qkv))
+        self.o.backward_weights(p, g, of_output, attended, mb)
+        return dout
+
     def step(self, p: Params, x: Operand, state: KeysAndValues, current: CurrentTokens) -> Tensor:
-        q, k, v, _ = self._rotated(p, self.qkv.forward(p, x, None), current.rotations, half_sums=False)
+        qkv = self.qkv.forward(p, x, None)
+        q, k, v, _ = self._rotated(p, qkv, current.rotations, half_sums=False)
         assert isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
         scores = Scores(self.window, p.get("sinks"), self.scale or self.head_size**-0.5)
         out = state.attend(q, k, v, current, scores)
-        return self.o.forward(p, fp8.operand(out.flatten(1), self.o.form(p)), None)
+        return self.o.forward(p, self._output_operand(p, out, qkv), None)
 
     def new_state(self, sequences: int, dtype: torch.dtype, device: torch.device) -> KeysAndValues:
         return KeysAndValues(torch.zeros(self._state_shape(sequences, 0), dtype=dtype, device=device))
@@ -146,13 +166,24 @@ class Attention:
         self, p: Params, qkv: Tensor, rotations: Sequence[Rotation], *, half_sums: bool
     ) -> tuple[Any, Any, Any, Tensor | None]:
         form = self._rotation(rotations), self.kv_heads, self.head_size, self._norms(p)
-        return qk_norm_rope(qkv, *form, half_sums=half_sums)
+        return qk_norm_rope(qkv, *form, half_sums=half_sums, gated=self.gated)
+
+    def _output_operand(self, p: Params, out: Tensor, qkv: Tensor) -> Operand:
+        """Attention's output [T, H, C] as the output projection reads it."""
+        if self.gated:
+            return output_gate(out, self._gates(qkv), self.o.form(p))
+        return fp8.operand(out.flatten(1), self.o.form(p))
+
+    def _gates(self, qkv: Tensor) -> Tensor:
+        return split_gates(qkv, self.kv_heads, self.head_size)
 
     def _rotation(self, rotations: Sequence[Rotation]) -> Rotation | None:
         return None if self.rotary is None else rotations[self.rotary]
 
     def _norms(self, p: Params) -> QKNorm | None:
-        return QKNorm(p["q_norm"], p["k_norm"], self.eps, self.whole_qk_norm) if self.qk_norm else None
+        if not self.qk_norm:
+            return None
+        return QKNorm(p["q_norm"], p["k_norm"], self.eps, self.whole_qk_norm, self.zero_centered)
 
     @property
     def reads_codes(self) -> bool:
@@ -169,6 +200,8 @@ class Attention:
         forward, backward = {"rotation": rotation}, {"rotation, backward": rotation_back}
         if self.whole_qk_norm:
             forward["norms of q and k"], backward["norms of q and k, backward"] = 2 * rotation_back, 2 * rotation_back
+        if self.gated:  # backward writes the gated output again
+            forward["output gate"], backward["output gate, backward"] = 3 * heads, 6 * heads
         if half_attention:  # values are scaled in place, and a copy of the gradient of the output
             forward["values in float16"], backward["output's gradient in float16"] = 2 * kv_heads, 2 * heads
         return (
@@ -192,7 +225,8 @@ class Attention:
         if self.qk_norm:  # q and k before their norms; the values lie in the same buffer
             elements += heads + kv_heads
             statistics += 2 if self.whole_qk_norm else self.heads + self.kv_heads
-        codes = heads + 4 if self.o.reads_codes else 0
+        elements += self.gated * heads
+        codes = heads + 4 if self.o.reads_codes and not self.gated else 0
         scales = SCALE_BYTES * (self.heads + 2 * self.kv_heads) if self._has_half_sums(itemsize) else 0
         return tokens * (elements * itemsize + statistics * max(itemsize, 4) + codes + scales)
 
@@ -216,7 +250,9 @@ class Attention:
         return seen * (2 * length - seen + 1) / (2 * length)
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> Sizes | None:
+        if self.gated:
+            return None
         return Sizes(self.qkv.inputs, self.heads, self.kv_heads, self.head_size, intermediate=0, window=self.window)
 
     def operations(self, mb: MicroBatch, dtype: torch.dtype, device: torch.device) -> list[Operation]:

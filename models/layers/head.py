@@ -29,6 +29,7 @@ class Head:
     name: str = "head"
     half_sums: bool = False  # products are summed in float16: models/transforms/half_sums.py
     scale: float = 1.0  # factor of the logits
+    zero_centered: bool = False  # the norm's factors are 1 + weight
 
     @property
     def matrices(self) -> tuple[str, ...]:
@@ -42,7 +43,8 @@ class Head:
         normed, rstd = self._normed(p, x_TD)
         projection = p[self.projection], mb.labels, scale, g.get(self.projection)
         loss, dnormed = linear_cross_entropy_backward(normed, *projection, half_sums=self.half_sums)
-        return loss, rms_norm_backward(times_(dnormed, self.scale), x_TD, p["norm"], rstd, g.get("norm"))
+        norm = x_TD, p["norm"], rstd, g.get("norm")
+        return loss, rms_norm_backward(times_(dnormed, self.scale), *norm, zero_centered=self.zero_centered)
 
     def logits(self, p: Params, x_TD: Tensor) -> Tensor:
         """[T, V] in the model's dtype."""
@@ -50,7 +52,7 @@ class Head:
 
     def _normed(self, p: Params, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The input of the projection, scaled in place of the logits, and 1 / rms."""
-        normed, rstd = rms_norm(x_TD, p["norm"], self.eps)
+        normed, rstd = rms_norm(x_TD, p["norm"], self.eps, zero_centered=self.zero_centered)
         return times_(normed, self.scale), rstd
 
     def work(self, tokens: int, length: int, itemsize: int) -> tuple[Work, Work]:

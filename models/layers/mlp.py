@@ -12,9 +12,10 @@ from torch import Tensor
 from rptrain.kernels import fp8
 from rptrain.kernels.batch import MicroBatch
 from rptrain.kernels.fp8 import Form, Maxima, Operand
-from rptrain.kernels.swiglu import swiglu_backward, swiglu_backward_with_maxima, swiglu_operand
+from rptrain.kernels.moe_rows import token_weight_grad
+from rptrain.kernels.swiglu import swiglu, swiglu_backward, swiglu_backward_with_maxima, swiglu_operand
 from rptrain.models.layers.expert_product import ExpertProduct
-from rptrain.models.layers.product import Product, Source, kept
+from rptrain.models.layers.product import Product, Source, kept, times_
 from rptrain.models.params import Grads, Params
 from rptrain.schedule.costs import Work, scaled
 from rptrain.schedule.roofline import Sizes
@@ -130,49 +131,84 @@ class MLP:
         return replace(mixer, intermediate=self.intermediate)
 
 
+class SharedSaved(NamedTuple):
+    normed: Operand  # [T, D], the input of gate_up
+    gate_up: Tensor  # [T, 2S]; backward computes its SwiGLU again
+    share: Tensor | None  # [T, 1], what the output is multiplied by
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedMLP:
     """A gated MLP of `intermediate` columns S that all tokens go through beside experts.
 
-    Parameters: shared_gate_up [2S, D], shared_down [D, S]. It keeps its input, if in FP8, and shared_gate_up.
+    With `gate`, each token's output is multiplied by the sigmoid of that product, its share (Qwen3-Next, Qwen3.5).
+    Parameters: shared_gate_up [2S, D], shared_down [D, S]; with `gate` shared_gate [1, D]. It keeps its input, if in
+    FP8, shared_gate_up and the shares.
     """
 
     gate_up: Product
     down: Product
+    gate: Product | None = None
 
     @classmethod
-    def of(cls, hidden: int, intermediate: int) -> Self:
+    def of(cls, hidden: int, intermediate: int, *, gated: bool = False) -> Self:
         gate_up: dict[str, Any] = {"inputs": hidden, "outputs": 2 * intermediate}
         down: dict[str, Any] = {"inputs": intermediate, "outputs": hidden}
         return cls(
             gate_up=Product(name="shared_gate_up", **gate_up, mask=4),
             down=Product(name="shared_down", **down, mask=5, source=Source.ACTIVATION),
+            gate=Product(name="shared_gate", inputs=hidden, outputs=1, mask=9) if gated else None,
         )
 
     @property
     def products(self) -> tuple[Product, ...]:
-        return self.gate_up, self.down
+        return (self.gate_up, self.down) if self.gate is None else (self.gate_up, self.down, self.gate)
 
     def with_products(self, change: Callable[[Any], Any]) -> Self:
-        return replace(self, gate_up=change(self.gate_up), down=change(self.down))
+        gate = self.gate and change(self.gate)
+        return replace(self, gate_up=change(self.gate_up), down=change(self.down), gate=gate)
 
     @property
     def intermediate(self) -> int:
         return self.down.inputs
 
-    def inner(self, p: Params, x_TD: Tensor, mb: MicroBatch | None) -> MLPSaved:
-        x = fp8.operand(x_TD, self.gate_up.form(p))
-        return MLPSaved(kept(x), self.gate_up.forward(p, x, mb))
+    @property
+    def gated(self) -> bool:
+        return self.gate is not None
 
-    def add(self, p: Params, saved: MLPSaved, total_TD: Tensor, mb: MicroBatch | None, scale: float) -> Tensor:
+    def inner(self, p: Params, x_TD: Tensor, mb: MicroBatch | None) -> SharedSaved:
+        x = fp8.operand(x_TD, self.gate_up.form(p))
+        share = None if self.gate is None else self.gate.forward(p, x_TD, mb).sigmoid_()
+        return SharedSaved(kept(x), self.gate_up.forward(p, x, mb), share)
+
+    def add(self, p: Params, saved: SharedSaved, total_TD: Tensor, mb: MicroBatch | None, scale: float) -> Tensor:
         """`total_TD`, which is overwritten, plus the scaled output."""
         activation = swiglu_operand(saved.gate_up, self.down.form(p))
-        return self.down.add(p, activation, total_TD, mb, scale, overwrite=True)
+        if saved.share is None:
+            return self.down.add(p, activation, total_TD, mb, scale, overwrite=True)
+        return total_TD.add_(times_(self.down.forward(p, activation, mb).mul_(saved.share), scale))
 
-    def backward(self, p: Params, g: Grads, saved: MLPSaved, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
-        """The gradient of the input; overwrites gate_up."""
+    def backward(self, p: Params, g: Grads, saved: SharedSaved, x_TD: Tensor, dy_TD: Tensor, mb: MicroBatch) -> Tensor:
+        """The gradient of the input `x_TD`; overwrites gate_up."""
         activation, of_output = self.down.backward_input(p, dy_TD, mb)  # its gradient, until it is overwritten
-        dgate_up = swiglu_backward(activation, saved.gate_up, saved.gate_up, activation)
+        if self.gate is None or saved.share is None:
+            dgate_up, dshare = swiglu_backward(activation, saved.gate_up, saved.gate_up, activation), None
+        else:
+            dactivation, activation = activation, swiglu(saved.gate_up)
+            dshare = token_weight_grad(dactivation, activation, saved.share)
+            dgate_up = swiglu_backward(dactivation, saved.gate_up, saved.gate_up)
+            del dactivation
         self.down.backward_weights(p, g, of_output, activation, mb)
         del activation, of_output
-        return self.gate_up.backward(p, g, dgate_up, saved.normed, mb)
+        dx = self.gate_up.backward(p, g, dgate_up, saved.normed, mb)
+        if self.gate is not None and saved.share is not None and dshare is not None:
+            share = saved.share.to(dshare.dtype)
+            dlogits = (dshare * share * (1 - share)).to(x_TD.dtype)
+            dx += self.gate.backward(p, g, dlogits, x_TD, mb)
+        return dx
+
+    @property
+    def backward_columns(self) -> int:
+        """Columns per token that backward needs at once, beside what is kept."""
+        hidden = self.gate_up.inputs
+        return hidden + max(2 * self.intermediate, hidden * self.gated)

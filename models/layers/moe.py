@@ -18,7 +18,7 @@ from rptrain.kernels.linear import linear, plain
 from rptrain.kernels.moe_rows import combine, gather, router_weight_grad
 from rptrain.kernels.swiglu import Clamp, swiglu, swiglu_backward
 from rptrain.models.layers.expert_product import ExpertProduct
-from rptrain.models.layers.mlp import MLPSaved, SharedMLP
+from rptrain.models.layers.mlp import SharedMLP, SharedSaved
 from rptrain.models.layers.product import Product, times_
 from rptrain.models.layers.router import Router, Routing
 from rptrain.models.params import Grads, Params
@@ -30,7 +30,7 @@ class MoESaved(NamedTuple):
     normed: Tensor  # [T, D], the input
     routing: Routing
     gate_up: Tensor  # [N, 2I]; backward computes its activation again
-    shared: MLPSaved | None  # its input is `normed` as the shared MLP reads it
+    shared: SharedSaved | None  # its input is `normed` as the shared MLP reads it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class MoE:
         dlogits = self.router.backward(saved.routing, dweights, mb)
         self.router.logits_backward(p, g, dlogits, saved.normed, dnormed)
         if self.shared is not None and saved.shared is not None:
-            dnormed += self.shared.backward(p, g, saved.shared, dy_TD, mb)
+            dnormed += self.shared.backward(p, g, saved.shared, saved.normed, dy_TD, mb)
         return dnormed
 
     def _routed_output(self, p: Params, saved: MoESaved) -> Tensor:
@@ -174,9 +174,11 @@ class MoE:
         backward = {"router, backward": 2 * router.experts, "gather": rows + gathered, "activation": 3 * activation}
         backward |= {"weights, backward": 4 * activation, "activation, backward": 5 * activation, "combination": rows}
         if self.shared is not None:
-            shared = self.shared.intermediate
-            forward |= {"shared activation": 3 * shared, "shared sum": hidden}
-            backward |= {"shared activation, backward": 6 * shared, "shared sum, backward": 3 * hidden}
+            shared, gated = self.shared.intermediate, self.shared.gated
+            forward |= {"shared activation": 3 * shared, "shared sum": (1 + 4 * gated) * hidden}
+            # with a gate the activation is computed again, and multiplied by the shares together with its gradient
+            backward |= {"shared activation, backward": (6 + 6 * gated) * shared}
+            backward |= {"shared sum, backward": (3 + 3 * gated) * hidden}
         return (
             Work(matmul=logits, elementwise=scaled(forward, tokens * itemsize)),
             # with biases, the weights' gradient also has the product of those of `down` with the gradient
@@ -186,19 +188,19 @@ class MoE:
     def kept_bytes(self, tokens: int, itemsize: int) -> int:
         elements, codes = self.router.active * self.gate_up.outputs, 0
         if self.shared is not None:
-            elements += 2 * self.shared.intermediate
+            elements += 2 * self.shared.intermediate + self.shared.gated
             codes = self.gate_up.inputs + 4 if self.shared.gate_up.reads_codes else 0
         return tokens * (itemsize * elements + codes) + self.router.kept_bytes(tokens, itemsize)
 
     def workspace(self, itemsize: int) -> tuple[int, int]:
         wide, router, hidden = max(itemsize, 4), self.router, self.gate_up.inputs
         activation = router.active * self.down.inputs
-        shared = 0 if self.shared is None else self.shared.intermediate
+        shared, of_shared = (0, 0) if self.shared is None else (self.shared.intermediate, self.shared.backward_columns)
         routing = router.active * (wide + 24)  # the gradient of the weights; rows' numbers, wide
         # the gradients of the routed rows and of their activation, with the activation; the gradient of a token
         between = itemsize * (router.active * hidden + 2 * activation + hidden) + routing
         # behind the experts: the input of a router in the wide type, and its gradient; or the shared MLP
-        behind = max(wide * 2 * (hidden + router.experts) if router.wide else 0, itemsize * (hidden + 2 * shared))
+        behind = max(wide * 2 * (hidden + router.experts) if router.wide else 0, itemsize * of_shared)
         between = max(between, itemsize * hidden + behind)
         # SwiGLU, a norm, the router's softmax, the operands of one expert's products
         product = hidden + self.gate_up.outputs

@@ -24,13 +24,16 @@ class Norms:
     eps: float
     pre: bool = True
     post: bool = False
+    zero_centered: bool = False  # their factors are 1 + weight
 
     def before(
         self, weight: Tensor | None, x: Tensor, residual: Tensor | None, form: Form
     ) -> tuple[NormSaved, Operand]:
         """x plus the residual, if any; its norm, or with no norms before parts itself, in `form`."""
         if weight is not None:
-            total, normed, rstd = rms_norm_operand(x, residual, weight, self.eps, form)
+            total, normed, rstd = rms_norm_operand(
+                x, residual, weight, self.eps, form, zero_centered=self.zero_centered
+            )
             return NormSaved(total, rstd), normed
         total = x if residual is None else x + residual
         return NormSaved(total, None), fp8.operand(total, form)
@@ -41,17 +44,18 @@ class Norms:
         """The gradient of the sum, `dresidual` included; may be written over `dnormed`."""
         if weight is None or saved.rstd is None:
             return dnormed.add_(dresidual)
-        return rms_norm_backward(dnormed, saved.x, weight, saved.rstd, grad, dresidual)
+        norm = saved.x, weight, saved.rstd, grad, dresidual
+        return rms_norm_backward(dnormed, *norm, zero_centered=self.zero_centered)
 
     def after(self, weight: Tensor | None, x: Tensor) -> tuple[Tensor, NormSaved | None]:
         """The norm of an output; itself with no norms after parts."""
         if weight is None:
             return x, None
-        y, rstd = rms_norm(x, weight, self.eps)
+        y, rstd = rms_norm(x, weight, self.eps, zero_centered=self.zero_centered)
         return y, NormSaved(x, rstd)
 
     def after_backward(self, weight: Tensor | None, grad: Tensor | None, dy: Tensor, saved: NormSaved | None) -> Tensor:
         """The gradient of an output; `dy` itself with no norms after parts."""
         if weight is None or saved is None or saved.rstd is None:
             return dy
-        return rms_norm_backward(dy, saved.x, weight, saved.rstd, grad)
+        return rms_norm_backward(dy, saved.x, weight, saved.rstd, grad, zero_centered=self.zero_centered)

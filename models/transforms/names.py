@@ -12,6 +12,7 @@ from rptrain.utils.suggest import nearest
 from rptrain.utils.text import quoted
 
 ALL = "all-linear"
+OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")  # names that PEFT takes for experts' in most classes with experts
 
 
 def module(part: CheckpointPart) -> str:
@@ -31,24 +32,30 @@ def params_of(spec: ModelSpec, block: Block) -> dict[str, Param]:
 def adaptable_modules(spec: ModelSpec) -> list[str]:
     """The modules that can have an adapter by `target_modules`.
 
-    In a model with experts, these are only attention's: PEFT treats all names in an MLP as experts'.
+    Of the MLPs of most models with experts, these are only gates: PEFT treats the other names as experts'.
     """
-    found = []
+    of_mlps = not spec.has_experts or spec.mlp_modules
+    found = list[str]()
     for block in blocks(spec):
-        params, products = params_of(spec, block), block.mixer.products if spec.has_experts else block.products
-        found += [module(part) for product in products for part in params[product.name].parts]
+        params, of_mixer = params_of(spec, block), {product.name for product in block.mixer.products}
+        for product in block.products:
+            names = map(module, params[product.name].parts)
+            found += [name for name in names if of_mlps or product.name in of_mixer or end(name) not in OF_EXPERTS]
     return found
 
 
 def adaptable_parameters(spec: ModelSpec) -> dict[str, str]:
     """The parameters that can have an adapter by `target_parameters`, by the names of their tensors in checkpoints.
 
-    In a model with experts, these are experts' parameters, and the weights of dense MLPs and shared experts.
+    In a model with experts, these are experts' parameters, and the weights of dense MLPs and shared experts that
+    `target_modules` cannot name.
     """
     parts = [block.feed_forward for block in blocks(spec)] if spec.has_experts else []
+    able = {*adaptable_modules(spec)}
     names = {product.name for part in parts for product in (*part.products, *part.expert_products)}
     params = [param for unit in spec.units for param in unit.params if param.name in names]
-    return {part.key: param.stack.key if param.stack else part.key for param in params for part in param.parts}
+    pairs = ((param, part) for param in params for part in param.parts if module(part) not in able)
+    return {part.key: param.stack.key if param.stack else part.key for param, part in pairs}
 
 
 def corrected_routers(spec: ModelSpec) -> set[str]:
@@ -65,7 +72,7 @@ def adapted_modules(spec: ModelSpec, wanted: str | tuple[str, ...]) -> set[str]:
         return set(able)
     if ALL in wanted and not isinstance(wanted, str):
         raise UserError(f'lora.target_modules: "{ALL}" cannot be in a list: write target_modules = "{ALL}"')
-    others = [name for name in modules(spec) if name not in able]
+    others = [name for name in modules(spec) if name not in able and not (spec.mlp_modules and ".experts." in name)]
     found: set[str] = set()
     for entry in (wanted,) if isinstance(wanted, str) else wanted:
         matches = _pattern(entry, [*others, *able]) if isinstance(wanted, str) else _ending(entry)

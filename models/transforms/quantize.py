@@ -18,9 +18,10 @@ from rptrain.utils.errors import UserError
 def with_base(spec: Shape, base: str) -> Shape:
     """The model with the matrices of its layers' frozen units in the format `base`; "bf16": unchanged.
 
-    Routers, which are small and sensitive, are not quantized. Experts that checkpoints may store in MXFP4 stay in MXFP4
-    with any format; with "mxfp4" nothing else is quantized then, as in the published model. Matrices whose tensors do
-    not consist of whole blocks are not quantized. Raises UserError if no matrix can be quantized.
+    Routers and gates with one output, which are small and sensitive, are not quantized. Experts that checkpoints may
+    store in MXFP4 stay in MXFP4 with any format; with "mxfp4" nothing else is quantized then, as in the published
+    model. Matrices whose tensors do not consist of whole blocks are not quantized. Raises UserError if no matrix can be
+    quantized.
     """
     if base == "bf16":
         return spec
@@ -30,7 +31,7 @@ def with_base(spec: Shape, base: str) -> Shape:
     matrices = {name for layer in spec.layers for name in layer.matrices}
 
     def quantized(param: Param) -> Param:
-        return _quantized(param, chosen) if param.name in matrices else param
+        return _quantized(param, chosen) if param.name in matrices and param.shape[0] > 1 else param
 
     units = tuple(
         replace(unit, params=tuple(map(quantized, unit.params))) if index in inside else unit

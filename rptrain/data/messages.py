@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from rptrain.data.calls import calls_of, written_calls
+from rptrain.data.calls import THOUGHT, calls_of, written_calls
 from rptrain.data.notes import key_of
 from rptrain.data.other_tasks import MEDIA
 from rptrain.data.values import is_blank, json_of, object_of, text_of
@@ -145,7 +145,7 @@ def _message(turn: dict[str, Any], notes: set[str]) -> Message:
     if isinstance(message.get("content"), list):
         role = message["role"]
         message["content"] = "".join(_part(object_of(part), "content", ("text",), role) for part in message["content"])
-    text_of(message, "content")
+    _check_tagged(message, text_of(message, "content"))
     return message
 
 
@@ -172,6 +172,19 @@ def _read_thoughts(message: Message) -> None:
     thoughts = {text: name for name in THOUGHTS if isinstance(text := message.get(name), str) and text}
     if len(thoughts) > 1:
         raise ValueError(f"a message has several thoughts ({', '.join(thoughts.values())}): keep one of them")
+
+
+def _check_tagged(message: Message, content: str) -> None:
+    """Leaves out blank thoughts beside a thought between tags in the content, which templates would write in addition.
+
+    Raises ValueError if there are two thoughts.
+    """
+    if not (names := [name for name in THOUGHTS if name in message]) or not THOUGHT.match(content):
+        return
+    for name in names:
+        if not is_blank(message[name]):
+            raise ValueError(f"a message has a thought in `{name}` and one between tags in `content`: keep one of them")
+        del message[name]
 
 
 def _check_others(message: Message, notes: set[str]) -> None:

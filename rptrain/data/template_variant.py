@@ -72,6 +72,20 @@ class Variant:
                 return none
         return None
 
+    @cached_property
+    def repeats_tags(self) -> bool:
+        """Whether the template writes tags of a thought, but does not look for those in a content: both are written."""
+        thought = dict.fromkeys(("reasoning_content", "thinking"), PROBE)
+        own = self._closing_tags({"content": PROBE, **thought})
+        return 0 < own < self._closing_tags({"content": f"<think>\n{PROBE}\n</think>\n\n{PROBE}"})
+
+    def _closing_tags(self, answer: dict[str, Any]) -> int:
+        """How many thoughts end in the conversation with this answer; 0 if the template refuses it."""
+        with suppress(UserError):
+            messages = [{"role": "user", "content": PROBE}, {"role": "assistant", **answer}]
+            return self.apply(messages, self._tools).count("</think>")
+        return 0
+
     def check_tools(self, messages: list[Message], tools: Tools) -> None:
         """Raises ValueError if the template ignores tools, as most templates without support for tools do."""
         if tools and "tools" not in self.text:

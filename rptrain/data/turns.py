@@ -23,6 +23,8 @@ from rptrain.utils.errors import UserError
 DATE_FORMAT = re.compile(r"""strftime_now\(\s*["']([^"']*)""")
 DATES = ("%Y-%m-%d", "%d %b %Y")  # the formats in which rptrain 0.1.0 wrote the date rightly
 NAMED = re.compile(r"""\bm(?:essage|sg)?(?:\.name\b|\[["']name["']\]|\.get\(["']name["'])""")
+# A thought between tags before an answer. The model writes it without the opening tag if the prompt has that.
+TAGGED = re.compile(r"\s*(?:<think>(.*?)</think>|((?:(?!<think>).)*?)\n</think>\n)\s*(.*)", re.DOTALL)
 HELP = "give a `data.chat_template` that shows it, or set `data.assistant_only_loss = false`"
 BESIDE = ("tools", "functions", "documents", "citations")  # fields of messages that few templates read
 # Fields of gpt-oss's format, and the values that a plain answer has.
@@ -60,7 +62,7 @@ class Renderer:
         """
         variant = self._variants[bool(tools)]
         variant.check_tools(messages, tools)
-        messages, notes = self._with_thoughts(messages, variant.text)
+        messages, notes = self._with_thoughts(messages, variant)
         found = Conversation(variant, messages, tools)
         notes |= found.check_written(self._reasoning)
         if self._dated:
@@ -86,10 +88,12 @@ class Renderer:
             spans = [(0, len(text))]
         return Rendering(text, spans, last, tuple(sorted(notes | found.notes)))
 
-    def _with_thoughts(self, messages: list[Message], text: str) -> tuple[list[Message], set[str]]:
+    def _with_thoughts(self, messages: list[Message], variant: Variant) -> tuple[list[Message], set[str]]:
         """The conversation with each thought under the names that templates read, or where `reasoning` puts it."""
-        notes, changed = set[str](), list[Message]()
+        notes, changed, text = set[str](), list[Message](), variant.text
         for message in messages:
+            if message["role"] == "assistant" and "</think>" in message["content"] and variant.repeats_tags:
+                message = _with_field(message)
             thought = next((message[name] for name in THOUGHTS if message.get(name)), None)
             if message["role"] == "assistant" and isinstance(thought, str):
                 if reads_thoughts(text):
@@ -102,6 +106,13 @@ class Renderer:
                         message["content"] = f"{begin}\n{thought.strip()}\n{end}\n\n{message['content']}"
             changed.append(message)
         return changed, notes
+
+
+def _with_field(message: Message) -> Message:
+    """The message with a thought between tags at the beginning of its content, if there is one, in a field."""
+    if (found := TAGGED.match(message["content"])) is None:
+        return message
+    return {**message, "reasoning_content": found[1] or found[2] or "", "content": found[3]}
 
 
 def _advice(field: MarkedField, reasoning: Reasoning) -> str:
@@ -254,8 +265,10 @@ class Conversation:
                 return text - len(spaces)
             before = self._layout.before(places[0])
             opened = _opened(before, self._variant.openings)
-            if opened is not None and (start := begin - len(before) + opened) < text:
-                self.notes.add(key_of("start"))
+            if opened is not None:
+                start = begin - len(before) + opened
+                if start != text:
+                    self.notes.add(key_of("start"))
                 return start
         return text
 

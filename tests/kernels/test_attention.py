@@ -255,7 +255,7 @@ def test_the_scale_of_scores() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 128])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "size"), [(16, 2, 64), (4, 2, 128), (4, 1, 80), (2, 1, 256), (4, 1, 512)]
+    ("heads", "kv_heads", "size"), [(16, 2, 64), (4, 2, 128), (4, 1, 80), (2, 1, 256), (12, 2, 256), (4, 1, 512)]
 )
 def test_triton_with_windows_and_sinks(heads, kv_heads, size, window, micro_batch) -> None:
     mb = micro_batch([[700, 324], [1024]], "cuda")

@@ -128,7 +128,7 @@ def test_head_sizes_with_the_tiles_of_the_table(size, dtype, micro_batch, device
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (8, 2)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (8, 2), (12, 2), (16, 2)])
 def test_heads(heads, kv_heads, micro_batch, device) -> None:
     check(tensors([[18]], heads, kv_heads, 16, bf16, device), micro_batch([[18]], device), None, SMALL)
 

@@ -25,6 +25,7 @@ from rptrain.kernels import (
     lora,
     moe,
     moe_rows,
+    output_gate,
     quant,
     rms_norm,
     rope,
@@ -34,7 +35,7 @@ from rptrain.kernels.attention import attention, attention_backward
 from rptrain.kernels.batch import Rotation
 from rptrain.kernels.dropout import Dropout, add_dropout, dropout
 from rptrain.kernels.fp8 import Form
-from rptrain.kernels.reference.dense import Clamp, QKNorm, split_heads
+from rptrain.kernels.reference.dense import Clamp, QKNorm, split_gates, split_heads
 from rptrain.kernels.target import read
 from tests.kernels.delta_net import Sizes, views
 from tests.kernels.exact import dtypes, random
@@ -77,6 +78,22 @@ def rotation(rand: Rand) -> Run:
         rope.qk_norm_rope_backward(dq, dk, dv, qkv, rotation, norm, rstd, totals)
         rope.qk_norm_rope(qkv, rotation, KV_HEADS, SIZE)
         rope.qk_norm_rope_backward(dq, dk, dv, qkv, rotation)
+
+    return run
+
+
+def gated_attention(rand: Rand) -> Run:
+    """Norms and rotation of queries beside gates, and the gates."""
+    qkv, (dq, dk, dv) = rand(TOKENS, QKV + HEADS * SIZE), heads(rand(TOKENS, QKV))
+    rotation = Rotation(zeros(TOKENS, SIZE // 4).cos(), zeros(TOKENS, SIZE // 4))
+    norm, totals = QKNorm(rand(SIZE), rand(SIZE), 1e-6, zero_centered=True), (zeros(SIZE), zeros(SIZE))
+    out, dy, gates = rand(TOKENS, HEADS, SIZE), rand(TOKENS, HEADS * SIZE), split_gates(qkv, KV_HEADS, SIZE)
+
+    def run() -> None:
+        *_, rstd = rope.qk_norm_rope(qkv, rotation, KV_HEADS, SIZE, norm, gated=True)
+        output_gate.output_gate(out, gates, Form.PLAIN)
+        output_gate.output_gate_backward(dy, out, gates)
+        rope.qk_norm_rope_backward(dq, dk, dv, qkv, rotation, norm, rstd, totals, gated=True)
 
     return run
 
@@ -256,6 +273,7 @@ OPS: dict[str, Callable[..., Run]] = {
     "norms": norms,
     "delta_net": delta_net,
     "rotation": rotation,
+    "gated attention": gated_attention,
     "activation": activation,
     "experts": partial(products_of_experts, width=64),
     "experts, odd": partial(products_of_experts, width=33),

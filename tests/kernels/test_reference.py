@@ -29,16 +29,17 @@ def leaves(*tensors: Tensor) -> list[Tensor]:
 @pytest.mark.sample(6)
 @dtypes
 @pytest.mark.parametrize("shape", [(7, 5), (1, 1), (3, 4, 6), (257, 33)])
-def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_rms_norm(zero_centered: bool, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, w = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype, seed=1)
     dy = random(*shape, dtype=dtype, seed=2)
     grad_w = torch.ones(shape[-1], dtype=ops.wide(dtype))
-    y, rstd = ops.rms_norm(x, w, 1e-3)
-    dx = ops.rms_norm_backward(dy, x, w, rstd, grad_w)
+    y, rstd = ops.rms_norm(x, w, 1e-3, zero_centered=zero_centered)
+    dx = ops.rms_norm_backward(dy, x, w, rstd, grad_w, zero_centered=zero_centered)
     assert (y.dtype, dx.dtype, rstd.dtype, rstd.shape) == (dtype, dtype, ops.wide(dtype), x.shape[:-1])
 
     x64, w64 = leaves(x, w)
-    expected = F.rms_norm(x64, shape[-1:], w64, 1e-3)
+    expected = F.rms_norm(x64, shape[-1:], w64 + zero_centered, 1e-3)
     expected.backward(dy.double())
     close(y, expected, dtype)
     close(dx, x64.grad, dtype)

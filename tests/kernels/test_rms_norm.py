@@ -14,29 +14,43 @@ from .test_fp8 import same
 
 SHAPES = [(7, 5), (1, 1), (3, 4, 6), (37, 130), (2, 1024)]
 shapes = pytest.mark.parametrize("shape", SHAPES)
+kinds = pytest.mark.parametrize("zero_centered", [False, True])
 EPS = 1e-3
 
 
 @pytest.mark.sample(5)
 @dtypes
 @shapes
-def test_forward(shape, dtype, device) -> None:
+@kinds
+def test_forward(zero_centered, shape, dtype, device) -> None:
     x, w = random(shape, dtype, device), random(shape[-1:], dtype, device, 1)
-    total, y, rstd = rms_norm.rms_norm_triton(x, None, w, EPS)
+    total, y, rstd = rms_norm.rms_norm_triton(x, None, w, EPS, zero_centered=zero_centered)
     assert total is x and y.dtype == dtype and rstd.dtype == torch.float32
-    wide_y, wide_rstd = reference.rms_norm(*exact(x, w), EPS)
-    no_worse(y, reference.rms_norm(x, w, EPS)[0], wide_y)
+    wide_y, wide_rstd = reference.rms_norm(*exact(x, w), EPS, zero_centered=zero_centered)
+    no_worse(y, reference.rms_norm(x, w, EPS, zero_centered=zero_centered)[0], wide_y)
     close(rstd, wide_rstd)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_zero_centered_norms_round_once(dtype, device) -> None:
+    """All but the values beside the middle of two numbers are the exact ones, rounded."""
+    x, w = random((37, 130), dtype, device), random((130,), dtype, device, 1)
+    expected = reference.rms_norm(*exact(x, w), EPS, zero_centered=True)[0].to(dtype)
+    theirs, _ = reference.rms_norm(x, w, EPS, zero_centered=True)
+    _, ours, _ = rms_norm.rms_norm_triton(x, None, w, EPS, zero_centered=True)
+    for y in (ours, theirs):
+        assert (y != expected).double().mean() <= 2e-3
 
 
 @pytest.mark.sample(5)
 @dtypes
 @shapes
-def test_forward_with_the_residual(shape, dtype, device) -> None:
+@kinds
+def test_forward_with_the_residual(zero_centered, shape, dtype, device) -> None:
     x, residual, w = (random(size, dtype, device, i) for i, size in enumerate((shape, shape, shape[-1:])))
-    total, y, rstd = rms_norm.rms_norm_triton(x, residual, w, EPS)
+    total, y, rstd = rms_norm.rms_norm_triton(x, residual, w, EPS, zero_centered=zero_centered)
     assert torch.equal(total, x + residual)
-    _, same_y, same_rstd = rms_norm.rms_norm_triton(total, None, w, EPS)
+    _, same_y, same_rstd = rms_norm.rms_norm_triton(total, None, w, EPS, zero_centered=zero_centered)
     assert torch.equal(y, same_y) and torch.equal(rstd, same_rstd)
 
 
@@ -44,16 +58,18 @@ def test_forward_with_the_residual(shape, dtype, device) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(7, 5), (1, 1), (37, 130)])
 @pytest.mark.parametrize("form", [Form.ROWS, Form.PLAIN | Form.ROWS])
-def test_forward_in_fp8(shape, form, dtype, device) -> None:
+@kinds
+def test_forward_in_fp8(zero_centered, shape, form, dtype, device) -> None:
     """The codes are those of the rounded result; NaN is kept."""
     x, residual, w = (random(size, dtype, device, i) for i, size in enumerate((shape, shape, shape[-1:])))
     x[0, 0] = torch.nan
-    total, y, rstd = rms_norm.rms_norm_triton(x, residual, w, EPS)
+    total, y, rstd = rms_norm.rms_norm_triton(x, residual, w, EPS, zero_centered=zero_centered)
     for operation in (rms_norm.rms_norm_operand_triton, rms_norm.rms_norm_operand):
-        same_total, operand, same_rstd = operation(x, residual, w, EPS, form)
+        same_total, operand, same_rstd = operation(x, residual, w, EPS, form, zero_centered=zero_centered)
         equal(same_total, total)
         fused = device == "cuda" or operation is rms_norm.rms_norm_operand_triton
-        same(operand.in_fp8(), fp8.quantize_rows(y if fused else reference.rms_norm(total, w, EPS)[0]))
+        plain = y if fused else reference.rms_norm(total, w, EPS, zero_centered=zero_centered)[0]
+        same(operand.in_fp8(), fp8.quantize_rows(plain))
         torch.testing.assert_close(same_rstd, rstd, equal_nan=True)
         assert (operand.plain is not None) == (Form.PLAIN in form) and operand.rows is not None
     assert operand.rows.codes[0].float().isnan().all()
@@ -67,14 +83,15 @@ def equal(a, b) -> None:
 @dtypes
 @shapes
 @pytest.mark.parametrize("residual", [False, True])
-def test_backward(shape, residual, dtype, device) -> None:
+@kinds
+def test_backward(zero_centered, shape, residual, dtype, device) -> None:
     x, dy, w = random(shape, dtype, device), random(shape, dtype, device, 1), random(shape[-1:], dtype, device, 2)
     past = random(shape, dtype, device, 3) if residual else None
     rstd = reference.rms_norm(x, w, EPS)[1]
 
     def results(backward, x, dy, w, rstd, past):
         grad_w = torch.ones(shape[-1], dtype=rstd.dtype, device=device)
-        return backward(dy, x, w, rstd, grad_w, past), grad_w - 1
+        return backward(dy, x, w, rstd, grad_w, past, zero_centered=zero_centered), grad_w - 1
 
     dx, grad_w = results(rms_norm.rms_norm_backward_triton, x, dy, w, rstd, past)
     their_dx, _ = results(reference.rms_norm_backward, x, dy, w, rstd, past)

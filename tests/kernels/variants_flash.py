@@ -57,6 +57,7 @@ def variants(
 VARIANTS = [variant for a in ARCHITECTURES for variant in variants(a, "bf16", 128, 16, 8)]  # Qwen3-1.7B
 VARIANTS += [variant for a in ARCHITECTURES for variant in variants(a, "bf16", 64, 64, 8, sinks=True)]  # GPT-OSS
 VARIANTS += variants(80, "bf16", 256, 16, 8) + variants(86, "bf16", 256, 16, 8) + variants(90, "bf16", 256, 16, 8)
+VARIANTS += [variant for a in (86, 89, 90, 120) for variant in variants(a, "bf16", 256, 24, 4)]  # Qwen3.5-27B
 VARIANTS += variants(86, "bf16", 96, 32, 32, ("dkdv",)) + variants(90, "bf16", 80, 32, 32, ("dkdv",))
 VARIANTS += variants(86, "fp32", 64, 32, 8) + variants(90, "fp32", 128, 32, 8)
 VARIANTS += variants(75, "fp32", 128, 32, 8) + variants(75, "bf16", 256, 16, 8, ("forward",))

@@ -1,9 +1,10 @@
-"""What kernels/fp8.py and SwiGLU in FP8 launch for Llama-3.1-8B, on the cards with FP8."""
+"""What kernels/fp8.py and activations in FP8 launch for real models, on the cards with FP8."""
 
 from typing import Any
 
-from rptrain.kernels import fp8, fp8_products, swiglu
+from rptrain.kernels import fp8, fp8_products, output_gate, swiglu
 from rptrain.kernels.target import named
+from tests.kernels import variants_output_gate
 from tests.kernels.compiling import FP8_CARDS, Variant
 
 SIZES = dict.fromkeys(("count", "padded", "stride", "rows", "columns"), "i32")
@@ -45,6 +46,13 @@ def product(card: int | str, inner: int, kind: str, add: bool) -> Variant:
     return Variant(fp8_products._product_kernel, signature, constants | strides, options, (card,), promoted=not add)
 
 
+def output_gate_rows(kind: str, heads: int, kv_heads: int, size: int) -> Variant:
+    constants = variants_output_gate.options(heads, kv_heads, size) | output_gate._row(heads * size)
+    launch = {"num_warps": constants.pop("num_warps")}
+    signature = dict.fromkeys(("out", "gate"), f"*{kind}") | {"codes": "*fp8e4nv", "scales": "*fp32"}
+    return Variant(output_gate._forward_rows, signature, constants, launch, FP8_CARDS)
+
+
 def swiglu_rows(kind: str, size: int) -> Variant:
     constant = {"SIZE": size, **swiglu._row(size)}
     options = {"num_warps": constant.pop("num_warps")}
@@ -73,5 +81,6 @@ VARIANTS = [
     *(product(card, 8192, "fp32", True) for card in FP8_CARDS),
     *(swiglu_rows("bf16", size) for size in (1536, 6144, 14336, 28672)),
     swiglu_rows("fp32", 14336),
+    *(output_gate_rows("bf16", *model) for model in variants_output_gate.MODELS.values()),
     *(swiglu_backward(kind, 14336) for kind in ("bf16", "fp32")),
 ]

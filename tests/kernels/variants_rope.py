@@ -16,6 +16,8 @@ MODELS = {  # H, K, C, norms: Qwen3-1.7B, Qwen2.5-7B, Qwen3-32B, Llama-3.1-8B, G
     "large": (16, 1, 256, True),
     "larger": (16, 8, 256, True),
     "largest": (16, 4, 512, True),
+    "qwen3.5-27b": (24, 4, 256, True),
+    "qwen3.5-35b-a3b": (16, 2, 256, True),
 }
 
 
@@ -28,10 +30,17 @@ def forward(
     half_sums: bool = False,
     rotated: float = 1.0,
     factor: bool = False,
+    gated: bool = False,
 ) -> Variant:
-    """`rotated`: the share of the columns that are. `factor`: whether queries have a factor for each token."""
+    """`rotated`: the share of the columns that are. `factor`: whether queries have a factor for each token.
+
+    `gated`: with a gate behind each query, and zero-centered norms.
+    """
     constants: dict[str, Any] = {"H": heads, "K": kv_heads, "NORM": norm, **rope._tile(heads, size)}
-    constants |= {"PAIRS": int(rotated * size) // 2} | dict.fromkeys(("ROW", "V_ROW"), (heads + 2 * kv_heads) * size)
+    constants |= {"PAIRS": int(rotated * size) // 2} | dict.fromkeys(
+        ("ROW", "V_ROW"), _columns(heads, kv_heads, size, gated)
+    )
+    constants |= {"GATED": gated, "ZERO_CENTERED": gated}
     signature = dict.fromkeys(("qk", "values", "q", "k", "v", "q_weight", "k_weight"), f"*{kind}")
     signature |= dict.fromkeys(("cos", "sin", "rstd"), "*fp32")
     if half_sums:
@@ -52,11 +61,13 @@ def backward(
     strided: bool = False,
     rotated: float = 1.0,
     factor: bool = False,
+    gated: bool = False,
 ) -> Variant:
     """Of contiguous gradients, which are read 8 or 16 bytes at a time, or of `strided` ones."""
-    sizes, _ = rope._backward_sizes(heads, kv_heads, size, norm)
+    sizes, _ = rope._backward_sizes(heads, kv_heads, size, norm, int(rotated * size) // 2)
     constants = {"H": heads, "K": kv_heads, "NORM": norm, **sizes}
-    constants |= {"PAIRS": int(rotated * size) // 2, "ROW": (heads + 2 * kv_heads) * size}
+    constants |= {"PAIRS": int(rotated * size) // 2, "ROW": _columns(heads, kv_heads, size, gated)}
+    constants |= {"GATED": gated, "ZERO_CENTERED": gated}
     options = {name: constants.pop(name) for name in ("num_warps", "maxnreg")}
     signature = dict.fromkeys(("dq", "dk", "dv", "qkv", "q_weight", "k_weight"), f"*{kind}")
     signature |= dict.fromkeys(("cos", "sin", "rstd", "partials"), "*fp32")
@@ -69,6 +80,10 @@ def backward(
         constants |= {f"d{x}_head": size for x in counts}
     _add_factor(signature, constants, factor)
     return Variant(rope._backward, signature, constants, options)
+
+
+def _columns(heads: int, kv_heads: int, size: int, gated: bool) -> int:
+    return ((1 + gated) * heads + 2 * kv_heads) * size
 
 
 def _add_factor(signature: dict[str, str], constants: dict[str, Any], factor: bool) -> None:
@@ -91,4 +106,10 @@ VARIANTS = [
     backward("bf16", *MODELS["qwen3-1.7b"], strided=True),
     *(make("bf16", *MODELS["qwen3-32b"], rotated=share) for make in (forward, backward) for share in (0.5, 0.0)),
     *(make("bf16", *MODELS["llama-3.1-8b"], factor=True) for make in (forward, backward)),
+    *(
+        make("bf16", *MODELS[name], rotated=0.25, gated=True)
+        for make in (forward, backward)
+        for name in ("qwen3.5-27b", "qwen3.5-35b-a3b")
+    ),
+    *(make("fp32", *MODELS["qwen3.5-27b"], rotated=0.25, gated=True) for make in (forward, backward)),
 ]

@@ -116,6 +116,8 @@ def fresh() -> Callable[..., Native]:
                 if not param.std:
                     low = 0.5 if param.std is None else -0.5
                     params[param.name].uniform_(low, low + 1, generator=generator)
+                if param.log_uniform is not None:  # so that delta nets do not forget at once
+                    params[param.name].uniform_(-3, 0, generator=generator)
         return model
 
     return build
@@ -168,9 +170,12 @@ def hugging_face(directory: Path, **changes: Any) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
+                low = 0.5 if parameter.any() else -0.5  # zero-centered ones are initialized to zeros
+                parameter.uniform_(low, low + 1)
             if "bias" in name:
                 parameter.uniform_(-0.5, 0.5)
+            if name.endswith("A_log"):  # so that delta nets do not forget at once
+                parameter.uniform_(-3, 0)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.uniform_(-0.2, 0.2)

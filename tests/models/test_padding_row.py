@@ -62,7 +62,8 @@ def test_a_step_equals_that_of_transformers(variant: str, tmp_path: Path) -> Non
     plan = f"FB0-{theirs.config.num_hidden_layers} | N=2 M=4 MR=4"
     ours, norm = native_step(tmp_path / "before", ids, plan)
 
-    plain = [p for name, p in theirs.named_parameters() if any(word in name for word in ("norm", "bias", "sinks"))]
+    undecayed = ("norm", "bias", "sinks", "A_log")
+    plain = [p for name, p in theirs.named_parameters() if any(word in name for word in undecayed)]
     others = [p for p in theirs.parameters() if all(p is not other for other in plain)]
     groups = [{"params": plain, "weight_decay": 0.0}, {"params": others}]
     optimizer = torch.optim.AdamW(groups, RATE, runs.BETAS, EPS, DECAY)

@@ -10,6 +10,7 @@ from rptrain.models.locate import locate, presets, read_config
 from rptrain.models.weights import pretrained
 from rptrain.schedule.costs import Work
 from rptrain.utils.errors import UserError
+from tests.cases import long
 from tests.families import FAMILIES
 from tests.models.conftest import stored_bytes
 
@@ -37,6 +38,7 @@ VARIANTS = {
     "gpt-oss-all-full": {**GPT_OSS, "layer_types": ["full_attention"] * 4, "num_experts_per_tok": 1},
 }
 PRESETS = {name: count for cases in FAMILIES.values() for name, count in cases.presets.items()}
+SLOW = {name for cases in FAMILIES.values() if cases.slow for name in cases.presets}
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -59,7 +61,9 @@ def parameters_by_unit(model) -> dict[str, int]:
     for name, parameter in model.named_parameters():
         words = name.removeprefix("model.").split(".")
         unit = {"embed_tokens": "embed", "lm_head": "head"}.get(words[0], words[0])
-        counts[f"layers.{words[1]}" if unit == "layers" else unit] += parameter.numel()
+        if unit == "layers":
+            unit = f"layers.{words[1]}.decay" if words[-1] in ("A_log", "dt_bias") else f"layers.{words[1]}"
+        counts[unit] += parameter.numel()
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):  # which checkpoints have like parameters
             counts[f"layers.{name.split('.')[2]}.correction"] += buffer.numel()
@@ -83,7 +87,7 @@ def test_every_preset_is_compared() -> None:
     assert [*sorted(PRESETS), "tiny-tasks"] == presets()
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [long(name, id=name) if name in SLOW else name for name in PRESETS])
 def test_presets_have_the_published_sizes(preset) -> None:
     config = read_config(locate(preset))
     shape = registry.build(config)

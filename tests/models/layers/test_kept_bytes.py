@@ -43,6 +43,11 @@ def test_kept_bytes_are_those_of_the_kept_tensors(transform, architecture, fresh
         with pytest.raises(UserError, match="this model has no"):
             TRANSFORMS[transform](spec)
         return
+    assert_kept_bytes(spec, transform, micro_batch)
+
+
+def assert_kept_bytes(spec, transform, micro_batch) -> None:
+    """With the transform of this name."""
     spec, dtype = TRANSFORMS[transform](spec), torch.float32 if transform == "half sums" else torch.bfloat16
     generator = torch.Generator().manual_seed(1)
     mb = micro_batch(spec, [[5, 6], [11]], torch.ones(TOKENS, dtype=torch.int64), dtype)

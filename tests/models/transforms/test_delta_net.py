@@ -56,7 +56,7 @@ def spec_with(net=NET, hidden=32):
         ),
     )
     block = decoder.block(sizes, 0, net, mlp)
-    return decoder.model("Hybrid", {}, sizes, [unit], [block], frozen={0: decay})
+    return decoder.model("Hybrid", {}, sizes, [unit], [block], extra={0: decay})
 
 
 def random_model(spec):

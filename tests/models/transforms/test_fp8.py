@@ -28,8 +28,12 @@ SIZES = {"head_dim": 64, "hidden_size": 256, "intermediate_size": 320, "moe_inte
 
 
 def block(fresh, dtype=torch.float32, architecture="LlamaForCausalLM", **sizes):
+    """Of a family's model."""
+    return block_of(fresh(architecture, dtype, **SIZES | sizes))
+
+
+def block_of(model):
     """A layer, its parameters as a device in FP8 prepares them, the exact ones, and gradient accumulators."""
-    model = fresh(architecture, dtype, **SIZES | sizes)
     spec = with_fp8(model.spec)
     layer = spec.layers[0]
     exact, g = model.of(layer, model.params), model.of(layer, model.grads)
@@ -103,7 +107,7 @@ def test_gradients_of_experts_point_where_exact_ones_do(architecture, dtype, fre
     assert_near_exact_gradients(layer, p | {name: exact[name] for name in ("qkv", "o")}, exact, g, dtype, micro_batch)
 
 
-def assert_near_exact_gradients(layer, p, exact, g, dtype, micro_batch):
+def assert_near_exact_gradients(layer, p, exact, g, dtype, micro_batch, least=0.995):
     """Means over batches, because the error of a norm of heads, which has few elements, differs between batches."""
     found: dict[str, list[float]] = {}
     for seed in range(6):
@@ -124,7 +128,7 @@ def assert_near_exact_gradients(layer, p, exact, g, dtype, micro_batch):
             found.setdefault(name, []).append(cosine(*pair).item())
     means = {name: sum(each) / len(each) for name, each in found.items()}
     assert means.pop("input") > 0.997 and 0.9965 < means.pop("together") < 0.9999
-    assert min(means.values()) > 0.995, means
+    assert min(means.values()) > least, means
 
 
 @pytest.mark.parametrize("architecture", MIXTURES)
