@@ -22,6 +22,7 @@ from ..families import FAMILIES
 from .test_run_exports import our_logits
 from .test_text_towers import IDS, same_logits, tensors
 
+pytestmark = pytest.mark.long
 INSIDE = "model.language_model."
 VISION = {
     "depth": 1,
