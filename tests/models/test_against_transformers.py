@@ -74,6 +74,25 @@ def test_packed_documents_match_separate_ones(checkpoint, native, micro_batch) -
     torch.testing.assert_close(ours.logits(ids, mb), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("checkpoint", ["qwen3.5-odd", "qwen3-next"], indirect=True)
+def test_documents_of_several_chunks(checkpoint, native, micro_batch) -> None:
+    """Of tokens that delta nets compute together: logits and every gradient, each document alone in transformers."""
+    theirs, directory = checkpoint
+    ours = native(directory)
+    torch.manual_seed(3)
+    lengths = [130, 64, 65, 1]
+    ids, labels = torch.randint(61, (2, sum(lengths)))
+    logits = torch.cat([theirs(document[None]).logits[0] for document in ids.split(lengths)])
+    theirs.zero_grad()
+    torch.nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
+    mb = micro_batch(ours.spec, [lengths], labels)
+    torch.testing.assert_close(ours.logits(ids, mb), logits, rtol=1e-5, atol=1e-5)
+    ours.backward(ids, mb)
+    for name, gradient in by_stored_name(theirs).items():
+        size = gradient.abs().max().item()
+        torch.testing.assert_close(ours.gradients()[name], gradient, rtol=1e-5, atol=1e-5 * size, msg=name)
+
+
 @pytest.mark.sample(35)
 @pytest.mark.parametrize("max_shard_bytes", [5e9, 8000])
 def test_what_we_save_transformers_loads(checkpoint, native, tmp_path, max_shard_bytes) -> None:

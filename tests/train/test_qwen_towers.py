@@ -1,6 +1,7 @@
 """Qwen3.5 with its vision tower and its layer for multi-token prediction: both classes, and what stays as it is."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from copy import deepcopy
 from itertools import product
@@ -22,6 +23,7 @@ from ..families import FAMILIES
 from .test_run_exports import our_logits
 from .test_text_towers import IDS, same_logits, tensors
 
+pytestmark = pytest.mark.long
 INSIDE = "model.language_model."
 VISION = {
     "depth": 1,
@@ -118,6 +120,19 @@ def test_trained_resumed_and_exported(folder) -> None:
     after = tensors(again.model_path)
     for name in ("norm.weight", "layers.0.linear_attn.A_log", "layers.0.linear_attn.dt_bias"):
         assert not torch.equal(after[INSIDE + name], before[INSIDE + name]), name
+
+
+def test_exports_keep_the_types_of_the_decay(source, tmp_path) -> None:
+    """As published: everything in 16 bits but A_log and the norms of delta nets, of which the latter are trained so."""
+    shutil.copytree(source, tmp_path / "model")
+    wide = ("A_log", "linear_attn.norm.weight")
+    stored = {name: tensor if name.endswith(wide) else tensor.bfloat16() for name, tensor in tensors(source).items()}
+    save_file(stored, tmp_path / "model/model.safetensors")
+    run = tools.train_here(tmp_path, "train.max_steps=1", "model.dtype=bfloat16")
+    after = stacked(tensors(run.model_path))
+    narrowed = {name for name, tensor in stored.items() if after[name].dtype != tensor.dtype}
+    assert narrowed == {name for name in stored if name.endswith(wide[1])}
+    assert others(run.model_path) == others(tmp_path / "model")
 
 
 def test_the_files_of_the_whole_model_as_the_text_model(folder) -> None:
