@@ -67,7 +67,7 @@ def causal_conv_backward(
 def causal_conv_from(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, history: Tensor, cu_seqlens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`causal_conv` in decoding: documents go on after `history` [documents, channels, W - 1], their last inputs.
+    """`causal_conv` in decoding: documents continue after `history` [documents, channels, W - 1], their last inputs.
 
     `cu_seqlens` [documents + 1]: where the documents' new tokens start, and T. All in torch, without a wait.
     """

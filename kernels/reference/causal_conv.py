@@ -50,7 +50,7 @@ def causal_conv_backward(
 def causal_conv_from(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, history: Tensor, cu_seqlens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`causal_conv` of documents that go on after `history` [documents, channels, W - 1]."""
+    """`causal_conv` of documents that continue after `history` [documents, channels, W - 1]."""
     width = weight.shape[-1]
     x = torch.cat([part.flatten(1) for part in (q, k, v)], 1)
     document, offset = _places(len(x), cu_seqlens)

@@ -31,7 +31,7 @@ def with_base(spec: Shape, base: str) -> Shape:
     matrices = {name for layer in spec.layers for name in layer.matrices}
 
     def quantized(param: Param) -> Param:
-        return _quantized(param, chosen) if param.name in matrices and param.shape[0] > 1 else param
+        return _quantized(param, chosen) if param.name in matrices and param.numel > param.shape[-1] else param
 
     units = tuple(
         replace(unit, params=tuple(map(quantized, unit.params))) if index in inside else unit

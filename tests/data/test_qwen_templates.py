@@ -136,7 +136,7 @@ def test_beginnings_that_the_template_refuses_alone(template):
         ([("developer", "s"), ("user", "a?"), ("assistant", "one")], "unexpected role"),
     ],
 )
-def test_what_the_template_refuses_is_told(said, reason, template):
+def test_what_the_template_refuses_is_reported(said, reason, template):
     with pytest.raises(Exception, match=f"the chat template refuses the conversation: {reason}"):
         turns(template, said, EOS)
 
@@ -195,6 +195,6 @@ def test_a_template_that_does_not_look_for_thoughts_in_contents_gets_them_in_the
 
 
 @pytest.mark.parametrize("content", ["what is </think>?", "the tag <think> opens\n</think>\n"])
-def test_a_tag_that_is_spoken_of_is_no_thought(content):
+def test_a_tag_in_a_sentence_does_not_begin_or_end_a_thought(content):
     spans, _, _ = turns(QWEN3_8, [("user", "a?"), ("assistant", content)], EOS)
     assert spans == [f"{THOUGHTLESS}{content.strip()}{END}"]

@@ -100,7 +100,7 @@ def test_convolution_has_the_gradients_of_autograd(documents, width, by_head) ->
 
 
 @pytest.mark.parametrize("width", [2, 4])
-def test_convolution_goes_on_after_its_last_inputs(width) -> None:
+def test_convolution_continues_after_its_last_inputs(width) -> None:
     """Documents in parts, of which some are empty and some shorter than the convolution."""
     sizes, lengths = Sizes(2, 1, 6, 5, width), [[3, 0, 1], [1, 2, 1], [1, 1, 1], [0, 5, 1]]
     documents = [sum(part[i] for part in lengths) for i in range(3)]

@@ -68,8 +68,8 @@ OF = {  # what includes these operations
         ("grouped", 0.86 * 0.96 * 165, 150 * 0.86),
         ("attention", 0.60 * 165, 150 * 0.60 / 0.67),
         ("attention_backward", 0.325 * 165, 150 * 0.325 / 0.67),
-        ("delta_rule", 0.35 * 165, 150 * 0.35 / 0.67),
-        ("delta_rule_backward", 0.35 * 165, 150 * 0.35 / 0.67),
+        ("delta_rule", 0.09 * 165, 150 * 0.09 / 0.67),
+        ("delta_rule_backward", 0.07 * 165, 150 * 0.07 / 0.67),
     ],
     ids=[
         "matmul", "half", "half_attention", "half_attention_backward", "fp8", "grouped", "attention", "backward",
