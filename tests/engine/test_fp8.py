@@ -24,6 +24,8 @@ PLANS = (
     "FB0-4 | N=4 M=4 MR=4",
 )
 QWEN3_MOE = plain.QWEN3_MOE | {"moe_intermediate_size": 16}
+HEADS = {"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+EXPERT_SIZES = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 CASES = {
     "full": {},
     "lora": {"lora": LoRA(r=3, lora_dropout=0.1)},
@@ -37,6 +39,8 @@ MIXTURES = {
     "gpt-oss": {"cfg": plain.GPT_OSS},
     "glm4-moe": {"cfg": plain.GLM4_MOE},
     "glm4-moe-adapted": {"cfg": plain.GLM4_MOE, "lora": LoRA(r=3, target_parameters=MLPS)},
+    "qwen3.5": {"cfg": plain.of_family("qwen3_5_text") | HEADS},
+    "qwen3.5-moe-adapted": {"cfg": plain.of_family("qwen3_5_moe_text") | HEADS | EXPERT_SIZES, "lora": LoRA(r=3)},
     "mxfp4": {"cfg": plain.GPT_OSS, "lora": LoRA(r=3, target_parameters=EXPERTS), "base": "mxfp4"},
 }
 
@@ -54,7 +58,7 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous, dtype, ca
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", MIXTURES.values(), ids=MIXTURES)
-def test_same_bits_with_experts(asynchronous, dtype, case):
+def test_same_bits_with_experts_and_delta_nets(asynchronous, dtype, case):
     assert_same_bits(asynchronous, dtype, case)
 
 

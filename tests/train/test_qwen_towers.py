@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from collections.abc import Mapping
 from copy import deepcopy
 from itertools import product
@@ -17,6 +18,7 @@ from rptrain.checkpoint.export import export
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.models.weights import pretrained
+from rptrain.runs.records import events
 
 from .. import run_tools as tools
 from ..families import FAMILIES
@@ -120,6 +122,18 @@ def test_trained_resumed_and_exported(folder) -> None:
     after = tensors(again.model_path)
     for name in ("norm.weight", "layers.0.linear_attn.A_log", "layers.0.linear_attn.dt_bias"):
         assert not torch.equal(after[INSIDE + name], before[INSIDE + name]), name
+
+
+@pytest.mark.parametrize("update", ["async", "sync"])
+def test_killed_and_resumed(folder, trainers, update) -> None:
+    """On another number of workers; the decay's parameters and their moments go on in float32."""
+    kind = (f"optim.update={update}", "model.dtype=bfloat16", "train.max_steps=4", "save.save_steps=2")
+    assert trainers.train(folder, *kind, "engine.devices=cpu:1", event=3) == -signal.SIGKILL
+    run = tools.train_here(folder, *kind)
+    assert [event.step for event in tools.events(run, events.Resumed)] == [2]
+    whole = tools.train_here(folder, *kind, "log.run_name=whole")
+    assert tools.steps(run) == tools.steps(whole)
+    assert tools.state(run) == tools.state(whole)
 
 
 def test_exports_keep_the_types_of_the_decay(source, tmp_path) -> None:

@@ -106,7 +106,8 @@ def test_decoding_a_token_at_a_time_is_the_forward_pass(micro_batch) -> None:
     for token in range(9):
         tables = micro_batch(made.spec, [[9]]).rotations
         rotations = [type(each)(each.cos[token : token + 1], each.sin[token : token + 1]) for each in tables]
-        current = CurrentTokens(torch.tensor([token]), torch.tensor([0]), [token + 1], rotations, None, single=True)
+        one = torch.tensor([token]), torch.tensor([0]), torch.tensor([0, 1], dtype=torch.int32)
+        current = CurrentTokens(*one, [token + 1], rotations, None, single=True)
         found.append(mixer.step(p, Operand(x.dtype, x[token : token + 1]), state, current))
     torch.testing.assert_close(torch.cat(found), expected, rtol=0, atol=1e-5)
 

@@ -34,7 +34,11 @@ ARCHITECTURES = pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", 
 
 
 @pytest.mark.sample(8)
-@pytest.mark.parametrize("checkpoint", ["qwen3-moe", "qwen3-moe-some-dense", "gpt-oss", "minimax-m2"], indirect=True)
+@pytest.mark.parametrize(
+    "checkpoint",
+    ["qwen3-moe", "qwen3-moe-some-dense", "gpt-oss", "minimax-m2", "qwen3.5-moe", "qwen3-next-some-dense"],
+    indirect=True,
+)
 @settings
 def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, native, micro_batch) -> None:
     model, directory = checkpoint

@@ -16,7 +16,7 @@ from tests.models.conftest import Native
 from tests.models.layers.test_layers import EVERY_EXPERT, assert_memory_bounds, to_cuda
 
 IDS, LABELS = torch.arange(22) * 7 % 61, torch.arange(22) * 11 % 61
-MODELS = ["llama", "llama-tied", "qwen3", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss"]
+MODELS = ["llama", "llama-tied", "qwen3", "qwen3-moe", "qwen3-moe-some-dense", "gpt-oss", "qwen3.5-moe", "qwen3-next"]
 OTHERS = [[*cases.variants][-1] for cases in FAMILIES.values() if not cases.experts]
 models = pytest.mark.parametrize("checkpoint", [*MODELS, *OTHERS], indirect=True)
 
@@ -138,7 +138,7 @@ def test_logits_loss_and_every_gradient_are_those_of_peft(checkpoint, settings, 
         fused = {("k_proj", "o_proj"): ("qkv_proj", "o_proj"), r".*\.1\.self_attn\.[qv]_proj": r".*\.1\..*qkv_proj"}
         settings = replace(settings, target_modules=fused.get(settings.target_modules, settings.target_modules))
     targets = settings.target_modules
-    if model.config.model_type == "qwen3_moe":  # for which PEFT reads neither patterns nor "all-linear" so
+    if model.config.model_type in ("qwen3_moe", "qwen3_next"):  # where PEFT reads patterns and "all-linear" otherwise
         targets = target_names(with_lora(base.spec, settings))
     theirs, trained = in_peft(model, settings, targets)
     ours = in_ours(base, settings, trained)
