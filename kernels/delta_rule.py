@@ -29,8 +29,8 @@ class Kept(NamedTuple):
 
 
 def has_kernels(*tensors: Tensor) -> bool:
-    """Whether kernels compute the rule for such tensors: where matrix units multiply their type, or float32."""
-    return fused(*tensors) and target_of(tensors[0].device).matrix_units
+    """Whether kernels compute the rule for such tensors: where matrix units multiply their type and float32."""
+    return fused(*tensors) and target_of(tensors[0].device).tf32x3
 
 
 def gated_delta_rule(
