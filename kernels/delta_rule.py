@@ -29,8 +29,8 @@ class Kept(NamedTuple):
 
 
 def has_kernels(*tensors: Tensor) -> bool:
-    """Whether kernels compute the rule for such tensors: where matrix units multiply their type, or float32."""
-    return fused(*tensors) and target_of(tensors[0].device).matrix_units
+    """Whether kernels compute the rule for such tensors: where matrix units multiply their type and float32."""
+    return fused(*tensors) and target_of(tensors[0].device).tf32x3
 
 
 def gated_delta_rule(
@@ -85,7 +85,8 @@ def workspace_bytes(key_heads: int, heads: int, size: int, columns: int, itemsiz
     """
     values = heads * columns
     gradients = 2 * key_heads * size + values
-    inside = 2 * values + heads * (size * columns // CHUNK + 2 * CHUNK)  # values that are written, states, interactions
+    states = -(-size * columns // CHUNK)
+    inside = 2 * values + heads * (states + 2 * CHUNK)  # values that are written, states, interactions
     statistics = heads * (3 + 2 * max(2, power_of_2(size) // 32))  # of decay and beta, also by columns of keys
     return itemsize * (gradients + inside) + 4 * statistics
 

@@ -24,6 +24,7 @@ class Target:
     shared_memory: int  # bytes that a program may have on every card of the architecture
     triton: bool = True  # Triton compiles for it
     matrix_units: bool = False  # Triton multiplies 16-bit matrices with them
+    tf32x3: bool = False  # Triton multiplies float32 with them, as three products of tf32
     half_sums: bool = False  # they can sum in float16
     has_fp8: bool = False  # they multiply FP8 (e4m3, as in torch.float8_e4m3fn)
     async_matrix_units: bool = False  # they read operands from shared memory while a program goes on: wgmma, tcgen05
@@ -64,6 +65,7 @@ def nvidia(major: int, minor: int) -> Target:
         shared_memory=shared * KB,
         triton=major >= 7,
         matrix_units=major >= 8,  # on 7.x Triton (3.6 to 3.9) does not use them
+        tf32x3=major >= 8,
         half_sums=major >= 8,
         has_fp8=capability >= (8, 9),
         async_matrix_units=large,

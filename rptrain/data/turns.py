@@ -24,7 +24,7 @@ DATE_FORMAT = re.compile(r"""strftime_now\(\s*["']([^"']*)""")
 DATES = ("%Y-%m-%d", "%d %b %Y")  # the formats in which rptrain 0.1.0 wrote the date rightly
 NAMED = re.compile(r"""\bm(?:essage|sg)?(?:\.name\b|\[["']name["']\]|\.get\(["']name["'])""")
 # A thought between tags before an answer. The model writes it without the opening tag if the prompt has that.
-TAGGED = re.compile(r"\s*(?:<think>(.*?)</think>|((?:(?!<think>).)*?)\n</think>\n)\s*(.*)", re.DOTALL)
+TAGGED = re.compile(r"(?:\s*+<think>(.*?)</think>|((?:(?!<think>).)*?)\n</think>\n)\s*(.*)", re.DOTALL)
 HELP = "give a `data.chat_template` that shows it, or set `data.assistant_only_loss = false`"
 BESIDE = ("tools", "functions", "documents", "citations")  # fields of messages that few templates read
 # Fields of gpt-oss's format, and the values that a plain answer has.

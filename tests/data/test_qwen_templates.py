@@ -194,6 +194,11 @@ def test_a_template_that_does_not_look_for_thoughts_in_contents_gets_them_in_the
     assert text.count("<think>") == 2 and notes == set()
 
 
+def test_a_reply_without_a_thought_as_the_model_writes_it():
+    spans, text, _ = turns(QWEN3_8, [("user", "a?"), ("assistant", "\n</think>\n\none")], EOS)
+    assert spans == [f"{THOUGHTLESS}one{END}"] and text.count("think>") == 2
+
+
 @pytest.mark.parametrize("content", ["what is </think>?", "the tag <think> opens\n</think>\n"])
 def test_a_tag_in_a_sentence_does_not_begin_or_end_a_thought(content):
     spans, _, _ = turns(QWEN3_8, [("user", "a?"), ("assistant", content)], EOS)

@@ -15,12 +15,14 @@ from tests.kernels.compiling import AMD, ARCHITECTURES
 
 OPERATIONS = sorted(path.stem.removeprefix("variants_") for path in Path(__file__).parent.glob("variants_*.py"))
 FIRST = {
+    "delta_rule": 80,
     "fp8": 89,
     "grouped_fp8": 89,
     "half": 80,
     "requantize": 89,
 }  # the first architecture with the matrix units that an operation needs
-WITHOUT_FEATURE = ("fp8", "grouped_fp8", "half", "requantize")  # kernels of features that no target of AMD has
+# kernels of features that no target of AMD has
+WITHOUT_FEATURE = ("delta_rule", "fp8", "grouped_fp8", "half", "requantize")
 NOT_FOR_AMD = {("rope", "_backward"): "unknown options: maxnreg"}  # kernels that Triton cannot compile for AMD, and why
 AMD_SHARED, AMD_THREADS = 64 << 10, 1024  # bytes and threads of a program
 pytest.importorskip("triton")

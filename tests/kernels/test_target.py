@@ -18,7 +18,7 @@ def features(found: Target) -> set[str]:
     return {name for name in FEATURES if getattr(found, name)}
 
 
-MATRIX = {"triton", "cudnn", "matrix_units", "half_sums"}
+MATRIX = {"triton", "cudnn", "matrix_units", "tf32x3", "half_sums"}
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,7 @@ class NotLaunched:
 
 @pytest.mark.skipif(not HAS_TRITON, reason="sizes of launches need Triton")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("sizes", [(2, 6, 32, 24), (1, 2, 128, 128)])
+@pytest.mark.parametrize("sizes", [(2, 6, 32, 24), (1, 2, 20, 12), (1, 2, 128, 128)])
 def test_memory_of_the_kernels_of_the_delta_rule(sizes, dtype, monkeypatch) -> None:
     """All that they allocate, without what they compute."""
     for module in (delta_scan, delta_gradients):
