@@ -37,13 +37,17 @@ def gated_delta_rule(
     document = documents.document
     begins = documents.starts == documents.cu_seqlens[document]
 
+    sizes = [chunk] * len(document)  # a GPU is not waited for: all chunks are computed, and whole
+    if not q.is_cuda:
+        sizes = [length for length in (documents.ends - documents.starts).tolist() if length]
     state, outputs, rows, states = zero, [], [], []
-    for index in range(len(document)):
+    for index, length in enumerate(sizes):
         start, end = documents.starts[index], documents.ends[index]
-        row = torch.where(inside < end - start, start + inside, tokens)
+        row = torch.where(inside[:length] < end - start, start + inside[:length], tokens)
         before = zero if initial is None else initial[document[index]].to(dtype)
         state = torch.where(begins[index], before, state)
-        out, state = _chunk(*(x[row].transpose(0, 1) for x in (q, k, v, decay, beta)), state, lower)
+        parts = (x[row].transpose(0, 1) for x in (q, k, v, decay, beta))
+        out, state = _chunk(*parts, state, lower[:length, :length])
         outputs.append(out.transpose(0, 1))
         rows.append(row)
         states.append(state)

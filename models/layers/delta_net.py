@@ -263,13 +263,12 @@ class DeltaNet:
         if fused:  # the gradients of the block's output and, behind the feed-forward part, of its middle
             rule += delta_rule.workspace_bytes(self.key_heads, *self._matrix_shape, itemsize)
             return 2 * itemsize * hidden + max(rule, itemsize * (self.qkvz.outputs + 2 * hidden)), 0
-        # autograd keeps what the reference computes, of repeated keys and queries; documents have a chunk or more, so
-        # there is room for twice as many chunks as they fill
+        # autograd keeps what the reference computes, of repeated keys and queries; documents have a chunk or more
         heads, wide = self.value_heads, max(itemsize, 4)
         chunks = heads * (6 * CHUNK + 6 * self.key_size + 10 * self.value_size)
         states = -(-heads * 6 * self.key_size * self.value_size // CHUNK)
         convolution = (self.width + 6) * channels
-        return itemsize * hidden + rule, wide * max(2 * (chunks + states + channels), convolution, 5 * hidden)
+        return itemsize * hidden + rule, wide * max(chunks + states + 2 * channels, convolution, 5 * hidden)
 
     @property
     def sizes(self) -> None:
