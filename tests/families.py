@@ -1,45 +1,9 @@
 """The cases of each family of models, by model_type, for tests of models, of the engine and of runs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
 
-from tests.hybrids import (
-    DELTA_NETS,
-    EXPERTS_OF_HYBRIDS,
-    MROPE,
-    NOT_NULL_IN_HYBRIDS,
-    ODD_DELTA_NETS,
-    REFUSED_HYBRIDS,
-)
-
-Settings = Mapping[str, Any]  # keys of config.json, in addition to those of the test
-
-
-def _none() -> Settings:
-    return {}
-
-
-@dataclass(frozen=True)
-class Cases:
-    """The cases of a family. Sizes are those of the test that reads them, unless a case has its own."""
-
-    # Tiny models that are compared with transformers, one for each option that changes the arithmetic. The first one
-    # has the defaults; the last one of a family without experts is also compared with PEFT.
-    variants: Mapping[str, Settings]
-    required: Settings = field(default_factory=_none)  # without which config.json describes no model
-    layers: Settings = field(default_factory=_none)  # for tests of layers
-    engine: Settings | None = None  # for tests of equal bits with any plan; None: not tested
-    run: Settings = field(default_factory=_none)  # for a run with its export
-    spellings: Mapping[str, Settings] = field(default_factory=_none)  # older keys, and missing ones
-    not_null: Sequence[str] = ()  # keys that cannot be null, beside those of every family
-    refused: Sequence[tuple[Settings, str]] = ()  # with the pattern of the message
-    padding: int | None = None  # the default of pad_token_id
-    experts: Sequence[str] = ()  # the key of their number, and an alias of it if there is one
-    apart: tuple[str, str, str] | None = None  # the names of gate, up and down if checkpoints have them by expert
-    presets: Mapping[str, int] = field(default_factory=dict[str, int])  # their numbers of parameters
-    slow: bool = False  # whether runs on the CPU take long
-
+from tests.family_cases import BOTH_KINDS, LONG_YARN, QWEN3_EXPERTS, Cases, Settings
+from tests.hybrid_families import HYBRIDS
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -50,11 +14,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
-LONG_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 SCALED_QUERIES = {**YARN, "llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 5}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-BOTH_KINDS = ["sliding_attention", "full_attention"]
-QWEN3_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 7}
 GPT_OSS_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 4}
 GLM_EXPERTS = {
     "n_routed_experts": 5,
@@ -63,7 +24,6 @@ GLM_EXPERTS = {
     "routed_scaling_factor": 1.7,
 }
 MINIMAX_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 3}
-SHARED_EXPERT = {**QWEN3_EXPERTS, "shared_expert_intermediate_size": 9}
 
 FAMILIES: Mapping[str, Cases] = {
     "llama": Cases(
@@ -306,72 +266,7 @@ FAMILIES: Mapping[str, Cases] = {
         apart=("gate_proj", "up_proj", "down_proj"),
         presets={"qwen3-235b-a22b": 235_093_634_560},
     ),
-    "qwen3_5_text": Cases(
-        variants={
-            "qwen3.5": {**DELTA_NETS, "num_hidden_layers": 3, "layer_types": None, "linear_conv_kernel_dim": 2},
-            "qwen3.5-odd": ODD_DELTA_NETS,
-        },
-        layers=DELTA_NETS,
-        engine=DELTA_NETS,
-        run={**DELTA_NETS, "tie_word_embeddings": True},
-        spellings={
-            "qwen3.5-mrope": {"rope_parameters": MROPE, "head_dim": 256, "mamba_ssm_dtype": "float32"},
-            "qwen3.5-whole": {"partial_rotary_factor": None, "full_attention_interval": 3},
-            "qwen3.5-yarn": {"rope_scaling": LONG_YARN, "rope_theta": 1e7, "linear_num_value_heads": 48},
-            "qwen3.5-kinds": {"layer_types": ["full_attention", *["linear_attention"] * 3], "mlp_only_layers": []},
-        },
-        not_null=(*NOT_NULL_IN_HYBRIDS, "full_attention_interval"),
-        refused=REFUSED_HYBRIDS,
-        presets={"qwen3.5-4b": 4_205_751_296, "qwen3.5-9b": 8_953_803_264, "qwen3.5-27b": 26_895_998_464},
-        slow=True,
-    ),
-    "qwen3_5_moe_text": Cases(
-        variants={
-            "qwen3.5-moe": {**ODD_DELTA_NETS, **SHARED_EXPERT},
-        },
-        required=EXPERTS_OF_HYBRIDS,
-        layers={**DELTA_NETS, **SHARED_EXPERT},
-        engine={**DELTA_NETS, **SHARED_EXPERT},
-        run={**DELTA_NETS, **SHARED_EXPERT, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 8},
-        spellings={"qwen3.5-moe-mrope": {"rope_parameters": MROPE, "head_dim": 256, "intermediate_size": 3}},
-        not_null=NOT_NULL_IN_HYBRIDS,
-        refused=[
-            *REFUSED_HYBRIDS,
-            ({"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size must be a positive whole number"),
-            ({"mlp_only_layers": [0]}, r"mlp_only_layers \[0\] is not supported; \[\] is"),
-            ({"norm_topk_prob": False}, "norm_topk_prob False is not supported; True is"),
-            ({"decoder_sparse_step": 2}, "decoder_sparse_step 2 is not supported; 1 is"),
-        ],
-        experts=("num_experts",),
-        apart=("gate_proj", "up_proj", "down_proj"),
-        presets={"qwen3.5-35b-a3b": 34_660_610_688, "qwen3.5-122b-a10b": 122_111_526_912},
-        slow=True,
-    ),
-    "qwen3_next": Cases(
-        variants={
-            "qwen3-next": {**DELTA_NETS, **SHARED_EXPERT},
-            "qwen3-next-some-dense": {
-                **ODD_DELTA_NETS,
-                **SHARED_EXPERT,
-                "num_hidden_layers": 4,
-                "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
-                "decoder_sparse_step": 2,
-                "mlp_only_layers": [3],
-                "norm_topk_prob": False,
-            },
-        },
-        required=EXPERTS_OF_HYBRIDS,
-        layers={**DELTA_NETS, **SHARED_EXPERT},
-        engine={**DELTA_NETS, **SHARED_EXPERT, "decoder_sparse_step": 2, "norm_topk_prob": False},
-        run={**DELTA_NETS, **SHARED_EXPERT, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 8},
-        spellings={"qwen3-next-theta": {"rope_theta": 10_000_000, "rope_scaling": None, "partial_rotary_factor": 0.5}},
-        not_null=(*NOT_NULL_IN_HYBRIDS, "norm_topk_prob", "decoder_sparse_step"),
-        refused=REFUSED_HYBRIDS,
-        experts=("num_experts",),
-        apart=("gate_proj", "up_proj", "down_proj"),
-        presets={"qwen3-next-80b-a3b": 79_674_391_296},
-        slow=True,
-    ),
+    **HYBRIDS,
     "glm4_moe": Cases(
         variants={
             "glm4-moe": {"head_dim": 8, **GLM_EXPERTS, "num_hidden_layers": 3, "use_qk_norm": True},
