@@ -46,8 +46,8 @@ def gated_delta_rule(
         row = torch.where(inside[:length] < end - start, start + inside[:length], tokens)
         before = zero if initial is None else initial[document[index]].to(dtype)
         state = torch.where(begins[index], before, state)
-        parts = (x[row].transpose(0, 1) for x in (q, k, v, decay, beta))
-        out, state = _chunk(*parts, state, lower[:length, :length])
+        operands = (x[row].transpose(0, 1) for x in (q, k, v, decay, beta))
+        out, state = _chunk(*operands, state_HCV=state, lower_LL=lower[:length, :length])
         outputs.append(out.transpose(0, 1))
         rows.append(row)
         states.append(state)
@@ -89,5 +89,5 @@ def gated_delta_rule_backward(
     """The gradients of q, k, v, decay and beta, in their types."""
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in (q_TKC, k_TKC, v_THV, decay_TH, beta_TH)]
-        out, _ = gated_delta_rule(*leaves, documents)
+        out, _ = gated_delta_rule(*leaves, documents=documents)
     return torch.autograd.grad(out, leaves, dout_THV.to(out.dtype))
