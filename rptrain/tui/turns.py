@@ -59,11 +59,15 @@ class Turns:
         self._app, self._readings = app, readings
         self._waiting: deque[Event] = deque()
         self._next: Event | None = None  # handed out by `_give`
+        self._taken = asyncio.Event()  # by the app from its queue: the event that was handed out
         self._giving: asyncio.Task[None] | None = None
 
     def may_act(self, event: Event) -> bool:
         """Whether an event acts now. If not, it is input that is posted to the app again in its turn."""
-        if event.is_forwarded or event is self._next or not isinstance(event, InputEvent | Paste):
+        if event.is_forwarded or not isinstance(event, InputEvent | Paste):
+            return True
+        if event is self._next:
+            self._taken.set()
             return True
         if self._giving is not None:
             self._waiting.append(event)
@@ -76,7 +80,10 @@ class Turns:
             await self._acted()
             while self._waiting:
                 self._next = self._waiting.popleft()
-                self._app.post_message(self._next)
+                self._taken.clear()
+                if not self._app.post_message(self._next):  # it is closing
+                    return
+                await self._taken.wait()  # the app may wait for a screen that opens, with nothing else to run
                 await self._acted()
         finally:
             self._next = self._giving = None

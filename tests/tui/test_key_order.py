@@ -21,7 +21,6 @@ from rptrain.tui.new_run.picker import Picker
 from rptrain.tui.new_run.planning import plan
 from rptrain.tui.new_run.screen import NewRun
 from rptrain.tui.runs.run_list import RunList
-from rptrain.tui.runs.screen import Runs
 from rptrain.tui.widgets.entry import Entry
 from rptrain.utils.errors import UserError
 
@@ -62,6 +61,12 @@ def click(app: RptrainApp, selector: str) -> list[Event]:
 def values(app: RptrainApp) -> dict[str, str]:
     new = next(screen for stack in app._screen_stacks.values() for screen in stack if isinstance(screen, NewRun))
     return {row.field.key: row.editor.value for row in new.query("Row") if row.editor is not None}  # type: ignore
+
+
+def listed(app: RptrainApp) -> int | None:
+    """The number of rows on the Runs screen; None before it has its list, which comes after the screen itself."""
+    lists = app.screen.query(RunList)
+    return lists.first().option_count if lists else None
 
 
 async def planning(pilot: Pilot[Any], helper: Slow) -> RptrainApp:
@@ -150,7 +155,7 @@ async def test_keys_of_lists_and_of_a_conversation_act_in_order(
         app = pilot.app
         assert isinstance(app, RptrainApp)
         burst(app, "f3")
-        await until(pilot, lambda: isinstance(app.screen, Runs) and app.screen.query_one(RunList).option_count == 3)
+        await until(pilot, lambda: listed(app) == 3)
         burst(app, "slash", *"second", "enter", "space", "slash", "escape", "c", *"one", "enter", *"two", "left", "3")
         await acted(pilot)
         await until(pilot, lambda: "second" in screen_text(app) and "tw3o" in screen_text(app))
