@@ -81,7 +81,8 @@ class Turns:
             while self._waiting:
                 self._next = self._waiting.popleft()
                 self._taken.clear()
-                self._app.post_message(self._next)
+                if not self._app.post_message(self._next):  # it is closing
+                    return
                 await self._taken.wait()  # the app may wait for a screen that opens, with nothing else to run
                 await self._acted()
         finally:
