@@ -16,6 +16,9 @@ from rptrain.kernels.reference import causal_conv as reference
 from rptrain.kernels.reference.causal_conv import EPS
 from rptrain.kernels.rms_norm import add_partials
 
+MAX_WIDTH = 8  # of more, threads spill, and compiling takes minutes
+MIN_WIDTH = 2  # the kernels carry at least one earlier input
+
 
 class Sizes(NamedTuple):
     """The launch sizes of a kernel."""

@@ -6,6 +6,8 @@ import torch
 
 from rptrain.kernels.target import KB, Target
 
+MAX_KEY_SIZE = 128  # columns of a key head; the scan's tiles of more do not fit into the shared memory of Hopper
+
 
 class Launch(NamedTuple):
     """How a kernel is launched, and the columns of values of a tile."""

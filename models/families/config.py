@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from reprlib import repr as shortened
 from typing import Any
 
+from rptrain.kernels.causal_conv import MAX_WIDTH
+from rptrain.kernels.delta_tiles import MAX_KEY_SIZE
 from rptrain.kernels.flash import MAX_HEAD_SIZE
 from rptrain.models.layer import Rotary
 from rptrain.models.layers import rope
@@ -28,9 +30,9 @@ LIMITS: Mapping[str | type, float] = {
     "num_mtp_modules": 1_000,
     "linear_num_key_heads": 4096,
     "linear_num_value_heads": 4096,
-    "linear_key_head_dim": MAX_HEAD_SIZE,
+    "linear_key_head_dim": MAX_KEY_SIZE,
     "linear_value_head_dim": MAX_HEAD_SIZE,
-    "linear_conv_kernel_dim": 64,
+    "linear_conv_kernel_dim": MAX_WIDTH,
     int: 1 << 30,  # of every other key
     float: rope.LARGEST,
 }

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rptrain.kernels.causal_conv import MIN_WIDTH
 from rptrain.kernels.moe import Scoring
 from rptrain.models.families import decoder
 from rptrain.models.families.config import Shape, Sizes, read_experts, read_layer_types, read_number
@@ -77,10 +78,13 @@ def read_mixers(config: Mapping[str, Any], found: list[str]) -> Mixers:
         value_size=read_number(config, "linear_value_head_dim", found),
         width=read_number(config, "linear_conv_kernel_dim", found),
     )
-    if len(found) == before and delta.value_heads % delta.key_heads:
+    sound = len(found) == before  # placeholders of wrong values are not looked at
+    if sound and delta.value_heads % delta.key_heads:
         found.append(
             f"linear_num_value_heads {delta.value_heads} is not a multiple of linear_num_key_heads {delta.key_heads}"
         )
+    if sound and delta.width < MIN_WIDTH:
+        found.append(f"linear_conv_kernel_dim is at least {MIN_WIDTH}, not {delta.width}")
     return Mixers(kinds, delta)
 
 

@@ -156,7 +156,8 @@ def _from_directory(source: Path, spec: ModelSpec, adapted: tuple[Path, ModelSpe
     """
     own = without_adapters(spec)
     files = pretrained.check(source, own)
-    name = spec.config.get("dtype") or spec.config.get("torch_dtype")
+    settings = (config.get(key) for config in (spec.config, spec.text_config) for key in ("dtype", "torch_dtype"))
+    name = next(filter(None, settings), None)
     if name and str(name) not in DTYPES:
         raise UserError(f"{source / 'config.json'}: unknown dtype {str(name)!r}; use one of {', '.join(DTYPES)}")
     dtype = DTYPES[str(name)] if name else _stored_dtype(files)

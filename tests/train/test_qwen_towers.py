@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rptrain.checkpoint.export import export
+from rptrain.inference.model import find_model
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.models.weights import pretrained
@@ -162,6 +163,17 @@ def test_the_files_of_the_whole_model_as_the_text_model(folder) -> None:
     run = tools.train_here(folder, f"model.path={folder}/text", "train.max_steps=1", "model.follow_links=true")
     assert others(run.model_path) == others(whole)
     same_logits(theirs(run.model_path, "AutoModelForCausalLM"), run.model_path)
+
+
+def test_it_answers_in_the_type_of_its_text_model(folder) -> None:
+    """As published: the whole config names no type, and a file may begin with a tensor in float32."""
+    described = json.loads((folder / "model/config.json").read_text())
+    del described["dtype"]
+    described["text_config"]["dtype"] = "bfloat16"
+    (folder / "published").mkdir()
+    (folder / "published/config.json").write_text(json.dumps(described))
+    (folder / "published/model.safetensors").symlink_to(folder / "model/model.safetensors")
+    assert find_model(folder / "published").dtype == torch.bfloat16
 
 
 def test_an_adapter_is_of_the_text_model_only(folder) -> None:
