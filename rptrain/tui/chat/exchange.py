@@ -30,11 +30,15 @@ class Exchange(Vertical):
             yield Static("", classes="base", markup=False)
 
     def on_mount(self) -> None:
-        self._draw()
+        self._draw_if_composed()
 
     def show(self, turn: ShownTurn, *, running: bool) -> None:
         self._shown = (turn, running)
-        if self.query(".base"):  # otherwise it is drawn once it has widgets
+        self._draw_if_composed()
+
+    def _draw_if_composed(self) -> None:
+        """Draws the turn, unless its widgets are not there yet or, while the app closes, no longer."""
+        if self.query(".base"):
             self._draw()
 
     def _draw(self) -> None:
