@@ -43,7 +43,7 @@ def test_an_empty_thought_in_the_prompt_is_not_supervised():
 
 
 @EVERY
-@pytest.mark.parametrize("tags", ["", "<think>\nso", "so"], ids=["field", "tags", "closing tag"])
+@pytest.mark.parametrize("tags", ["", "<think>\nso", "so"], ids=["field", "tags", "closing_tag"])
 def test_a_thought_is_supervised_after_its_opening_tag_wherever_it_stands(tags, template):
     """A reply as the model generates it lacks the opening tag."""
     reply = f"{tags}\n</think>\n\ntwo" if tags else thinking("so", "two")
@@ -113,7 +113,7 @@ def test_earlier_calls_are_supervised_with_their_tags(template):
         [("user", "a?"), ("assistant", thinking("", "two"))],
         [("user", "a?"), ("assistant", "<think>\n\n</think>\n\ntwo")],
     ],
-    ids=["two questions", "spaces", "empty field", "empty tags"],
+    ids=["two_questions", "spaces", "empty_field", "empty_tags"],
 )
 def test_replies_that_are_rendered_alike(said, template):
     last = "" if template == QWEN3_5_SMALL else THOUGHTLESS

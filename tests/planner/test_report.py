@@ -703,7 +703,7 @@ def test_geforce_cards_are_planned_with_sums_in_float16(card, half_sums):
 
 
 @pytest.mark.long
-@pytest.mark.sample(20)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("preset", presets())
 @pytest.mark.parametrize("card", CARDS)
 def test_every_preset_on_every_card(card, preset):

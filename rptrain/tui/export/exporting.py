@@ -129,7 +129,9 @@ class Exporting(Dialog[None]):
         self.query_one(".question").display = not self._is_over
         self.query_one("#progress", Static).update(self._text)
         self.query_one("#copy").display = bool(self._code)
-        self.query_one("#close", Button).label = "Close (esc)" if self._is_over else "Close, it continues (esc)"
+        close = self.query_one("#close", Button)
+        close.label = "Close (esc)" if self._is_over else "Close, it continues (esc)"
+        close.refresh(layout=True)  # a label alone leaves a button as wide as it was
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         if event.button.id == "copy":

@@ -17,7 +17,7 @@ from rptrain.models.layers.state import CurrentTokens
 from tests.models.conftest import make_micro_batch
 from tests.models.layers.test_layers import LiveBytes
 
-LAYOUTS = pytest.mark.parametrize("by_key_head", [False, True], ids=["by kind", "by key head"])
+LAYOUTS = pytest.mark.parametrize("by_key_head", [False, True], ids=["by_kind", "by_key_head"])
 DOCUMENTS = [[70, 1, 3, 31]]
 ODD = {"hidden": 13, "key_heads": 3, "value_heads": 6, "key_size": 5, "value_size": 7, "width": 3, "eps": 1e-5}
 

@@ -230,7 +230,7 @@ def test_experts_are_read_singly_and_stacked(tmp_path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("change", [lambda spec: spec, with_half_sums], ids=["plain", "half sums"])
+@pytest.mark.parametrize("change", [lambda spec: spec, with_half_sums], ids=["plain", "half_sums"])
 def test_cuda_follows_float64(change, dtype, micro_batch) -> None:
     sizes = {"num_experts_per_tok": 5, "head_dim": 16}
     model, exact = native(dtype, change, **sizes), native(torch.float64, **sizes)

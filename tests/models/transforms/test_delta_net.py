@@ -81,7 +81,7 @@ def batch(spec):
         lambda spec: with_lora(spec, LoRA(r=3, lora_dropout=0.3, modules_to_save=("embed_tokens",))),
         lambda spec: with_lora(spec, LoRA(r=3, target_modules=("in_proj_a", "in_proj_z"))),
     ],
-    ids=["full", "lora", "some modules"],
+    ids=["full", "lora", "some_modules"],
 )
 def test_gradients_against_autograd_in_float64(transform) -> None:
     spec = transform(spec_with())
@@ -128,7 +128,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("repeats", [2, 3], ids=["gates in fp8", "gates not in fp8"])
+@pytest.mark.parametrize("repeats", [2, 3], ids=["gates_in_fp8", "gates_not_in_fp8"])
 def test_kept_bytes_and_gradients_of_narrow_types(transform, repeats) -> None:
     """Against float64, from the same weights; with 12 value heads the product of gates has 24 rows."""
     net = DeltaNet.of(32, key_heads=4, value_heads=4 * repeats, key_size=8, value_size=8, width=4, eps=1e-6)
