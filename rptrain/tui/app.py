@@ -193,6 +193,20 @@ class RptrainApp(App[None]):
         paths = sorted(starting | self._shared.opened)
         return [text for path in paths if (text := still_trains(path, starting=path in starting)) is not None]
 
+    def action_focus_next(self) -> None:
+        self._lay_out()
+        super().action_focus_next()
+
+    def action_focus_previous(self) -> None:
+        self._lay_out()
+        super().action_focus_previous()
+
+    def _lay_out(self) -> None:
+        """Computes a pending layout now instead of in the next frame. The focus moves in the order of the positions on
+        the screen, and a widget that was just shown has none before.
+        """
+        self.screen._on_timer_update()
+
     def action_help(self) -> None:
         keys, in_dialog = getattr(self.screen, "KEYS", ()), isinstance(self.screen, ModalScreen)
         if keys or not in_dialog:

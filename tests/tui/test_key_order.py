@@ -24,6 +24,7 @@ from rptrain.tui.runs.run_list import RunList
 from rptrain.tui.widgets.entry import Entry
 from rptrain.utils.errors import UserError
 
+from ..run_tools import PATIENCE
 from .conftest import Made, Scripted, driven, notified, screen_text, until
 from .recorded import make_run
 from .test_chat_session import DOUBLE
@@ -116,6 +117,16 @@ async def test_keys_act_in_the_order_in_which_they_were_typed(make: Made):
             "optim.learning_rate": "1e-3",
             "lora.lora_alpha": "32",  # which came with the method
         }
+
+
+@driven
+async def test_tab_reaches_a_setting_before_it_is_drawn(make: Made, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("textual.screen.UPDATE_PERIOD", PATIENCE)  # no frame is drawn between two keys
+    async with make(helper=(helper := Slow())).run_test(size=(80, 24)) as pilot:
+        app = await planning(pilot, helper)
+        burst(app, "ctrl+home", "down", "down", "right", "tab", *"32", "tab", *"64", "shift+tab", "4")
+        await acted(pilot)
+        assert (values(app)["lora.r"], values(app)["lora.lora_alpha"]) == ("4", "64")
 
 
 @pytest.mark.sample(3)
