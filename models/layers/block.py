@@ -335,12 +335,14 @@ class Block:
         inside_products = max((adapters.workspace(tokens, itemsize) for adapters in self.adapters), default=0)
         inside_products += self._fp8_workspace(tokens, itemsize, fused=fused)
         # the gradient of an output is a scaled copy, or on the other side of its norm
-        inside_products += tokens * itemsize * self.hidden * ((self.output_scale != 1) + self.norms.post)
+        copies = tokens * itemsize * self.hidden * ((self.output_scale != 1) + self.norms.post)
         mixer, mixer_inside = self.mixer.workspace(itemsize, fused=fused)
         feed_forward, feed_forward_inside = self.feed_forward.workspace(itemsize)
         if fused:  # the gradient of the block's output; kernels of feed-forward parts need nothing inside
-            return tokens * max(mixer + mixer_inside, itemsize * self.hidden + feed_forward) + inside_products
-        return tokens * (max(mixer, feed_forward) + max(mixer_inside, feed_forward_inside)) + inside_products
+            between = tokens * max(mixer, itemsize * self.hidden + feed_forward)
+            return copies + max(tokens * (mixer + mixer_inside), between + inside_products)
+        between, inside = max(mixer, feed_forward), max(mixer_inside, feed_forward_inside)
+        return copies + tokens * (between + inside) + inside_products
 
     def _fp8_workspace(self, tokens: int, itemsize: int, *, fused: bool) -> int:
         """Bytes that products in FP8 need at once; with DoRA also for the norms of rows."""

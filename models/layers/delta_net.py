@@ -262,7 +262,8 @@ class DeltaNet:
         rule = itemsize * (self.qkvz.outputs + values + channels)  # the gradient of qkvz and its output's; operands
         if fused:  # the gradients of the block's output and, behind the feed-forward part, of its middle
             rule += delta_rule.workspace_bytes(self.key_heads, *self._matrix_shape, itemsize)
-            return 2 * itemsize * hidden + max(rule, itemsize * (self.qkvz.outputs + 2 * hidden)), 0
+            products = itemsize * (self.qkvz.outputs + 2 * hidden)
+            return 2 * itemsize * hidden + products, max(0, rule - products)
         # autograd keeps what the reference computes, of repeated keys and queries; documents have a chunk or more
         heads, wide = self.value_heads, max(itemsize, 4)
         chunks = heads * (6 * CHUNK + 6 * self.key_size + 10 * self.value_size)
