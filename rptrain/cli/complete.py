@@ -51,6 +51,13 @@ def _choices(annotation: Any) -> Iterator[str]:
             yield from _choices(one)
 
 
+def recipe_names(incomplete: str) -> list[tuple[str, str]]:
+    """The recipes and what they are for."""
+    from rptrain.config import recipes
+
+    return [(name, recipes.title(name)) for name in recipes.names() if name.startswith(incomplete)]
+
+
 def no_completions() -> list[str]:
     """For paths: the shell completes them itself."""
     return []

@@ -15,7 +15,7 @@ def open_file(config: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
     with exit_codes():
         config = expanded(config)
         if not config.exists():
-            raise UserError(f"{config} does not exist: `rptrain` without a file creates a config")
+            raise UserError(f"{config} does not exist: `rptrain init` writes a config to start from")
         from rptrain.tui.start import open_interface
 
         open_interface(config=config)

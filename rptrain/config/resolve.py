@@ -163,6 +163,8 @@ def read_text(path: Path) -> str:
     """The text of a config. Raises UserError if it cannot be read."""
     try:
         return read_small_text(path, "utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: `rptrain init` writes a config to start from") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
