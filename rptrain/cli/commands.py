@@ -14,7 +14,7 @@ from rptrain.cli.chat import chat
 from rptrain.cli.data import data
 from rptrain.cli.doctor import doctor
 from rptrain.cli.exits import ending_at_once
-from rptrain.cli.hub import download
+from rptrain.cli.hub import download, push
 from rptrain.cli.models import export, generate
 from rptrain.cli.open import open_file
 from rptrain.cli.plan import plan
@@ -43,7 +43,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.callback(invoke_without_command=True)(root)
-for command in (train, plan, bench, runs, attach, doctor, export, generate, chat, download):
+for command in (train, plan, bench, runs, attach, doctor, export, generate, chat, download, push):
     app.command()(command)
 app.add_typer(data, name="data")
 app.command(OPEN, hidden=True)(open_file)

@@ -1,7 +1,7 @@
 """Download a model: config.json first, then what rptrain reads of it."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,6 +14,7 @@ from rptrain.models.base_files import CONFIG, COPIED, LICENSES
 from rptrain.models.locate import read_config
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
+from rptrain.utils.text import counted
 from rptrain.utils.units import format_bytes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -54,11 +55,16 @@ def download(
     else:
         raise UserError(f"{name} is not a model: it has no {CONFIG}, and no {ADAPTER_CONFIG} of an adapter")
     files = sorted([*_others(repository), *weights], key=lambda file: file.name in (CONFIG, ADAPTER_CONFIG))
-    missing, size = snapshot.missing_bytes(repository, files), sum(file.size for file in files)
-    here = "" if missing == size else f", of which {format_bytes(size - missing)} are here already"
-    tell(f"{name} has {format_bytes(size)} in {len(files)} files{here}; they go to {repository.folder}")
+    tell_size(repository, files, tell)
     snapshot.fetch(repository, files)
     return Downloaded(snapshot.link(repository, files), base)
+
+
+def tell_size(repository: Repository, files: Sequence[RemoteFile], tell: Callable[[str], object]) -> None:
+    """Tells how large the files are, how much of them is in the cache already, and where they go."""
+    missing, size = snapshot.missing_bytes(repository, files), sum(file.size for file in files)
+    here = "" if missing == size else f", of which {format_bytes(size - missing)} are here already"
+    tell(f"{repository.name}: {format_bytes(size)} in {counted(len(files), 'file')}{here}; goes to {repository.folder}")
 
 
 def _others(repository: Repository) -> list[RemoteFile]:

@@ -37,11 +37,14 @@ class Request:
 
 @dataclass
 class Fault:
-    """What happens to requests whose path contains `path`: a status, or a connection that is cut after `cut` bytes."""
+    """What happens to requests whose path contains `path`: a status, or a connection that is cut after `cut` bytes, or
+    with `hangs` brings no more until the client closes it.
+    """
 
     path: str
     status: int = 0
     cut: int = -1
+    hangs: bool = False
     times: int = 1
 
 
@@ -112,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.hub.fault(path)
         if fault is not None and fault.status:
             return self._send(fault.status, {"error": "as the test wants it"})
-        self._cut = -1 if fault is None else fault.cut
+        self._fault = fault or Fault(path)
         parts = path.strip("/").split("/")
         if parts[0] == "cdn":
             return self._send_content(self.hub.contents[parts[1]])
@@ -125,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._create()
         kind = next((part for part in parts if part in ("datasets", "models")), "models")
         parts = [part for part in parts if part not in ("api", kind)]
-        name = f"{parts[0]}/{parts[1].removesuffix('.git')}"
+        name = "/".join(parts[:2]).removesuffix(".git")
         repo = self.hub.repos.get(f"{kind}/{name}")
         if repo is None or (repo.private and not self._has_token()):
             return self._send(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
@@ -155,7 +158,9 @@ class _Handler(BaseHTTPRequestHandler):
             if len(content) >= LARGE:
                 entry["lfs"] = {"sha256": sha256(content), "size": len(content), "pointerSize": 100}
             files.append(entry)
-        self._send(200, {"id": name, "sha": repo.commit, "siblings": files, "cardData": repo.card, "tags": []})
+        self._send(
+            200, {"id": name, "sha": repo.commit, "siblings": files, "cardData": repo.card, "private": repo.private}
+        )
 
     def _resolve(self, repo: Repo, file: str) -> None:
         if repo.gated and not self._has_token():
@@ -181,9 +186,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        if self._cut >= 0:
-            self.wfile.write(content[start : start + self._cut])
+        if self._fault.cut >= 0:
+            self.wfile.write(content[start : start + self._fault.cut])
             self.close_connection = True
+            if self._fault.hangs:
+                self.connection.recv(1)
             return
         self.wfile.write(content[start:])
 

@@ -50,7 +50,7 @@ def test_an_interrupt_says_how_to_continue(hub, monkeypatch):
 
     monkeypatch.setattr(model.snapshot, "link", interrupt)
     done = rptrain("download", "org/name")
-    assert done.exit_code == 130 and "same command continues" in done.stderr
+    assert done.exit_code == 130 and "the same command continues" in done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["name", "a/b/c", "--name", "../name", "https://huggingface.co/org/name"])

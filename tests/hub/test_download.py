@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 from huggingface_hub import constants
 
-from rptrain.hub import transfer
+from rptrain.hub import snapshot, transfer
 from rptrain.hub.model import download
 from rptrain.hub.repository import RemoteFile
 from rptrain.models.locate import cached, locate
@@ -68,6 +68,23 @@ def test_a_cut_download_continues_where_it_was_cut(hub, monkeypatch):
     assert (locate("org/name") / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_a_model_that_is_not_complete_is_not_found(hub, monkeypatch):
+    hub.add("org/name", MODEL)
+    put = snapshot._put
+
+    def fail_at_the_last(blob, place):
+        if len([*place.parent.iterdir()]) == len(READ) - 1:
+            raise OSError(errno.EIO, "Input/output error")
+        put(blob, place)
+
+    monkeypatch.setattr(snapshot, "_put", fail_at_the_last)
+    with pytest.raises(OSError, match="Input/output"):
+        get()
+    assert cached() == []
+    monkeypatch.setattr(snapshot, "_put", put)
+    assert get()[0] == locate("org/name")
+
+
 def test_a_connection_that_is_cut_is_opened_again(hub):
     hub.add("org/name", MODEL)
     hub.faults = [Fault("/cdn/", cut=5000, times=3), Fault("/cdn/", status=503, times=2)]
@@ -75,6 +92,15 @@ def test_a_connection_that_is_cut_is_opened_again(hub):
     assert (path / "model.safetensors").read_bytes() == WEIGHTS
     ranges = [None, "bytes=5000-", "bytes=10000-", *["bytes=15000-"] * 3]
     assert [request.range for request in hub.asked("/cdn/")] == ranges
+
+
+def test_a_connection_that_brings_nothing_is_given_up(hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.1)
+    hub.add("org/name", MODEL)
+    hub.faults = [Fault("/cdn/", cut=4000, hangs=True)]
+    path, _ = get()
+    assert (path / "model.safetensors").read_bytes() == WEIGHTS
+    assert [request.range for request in hub.asked("/cdn/")] == [None, "bytes=4000-"]
 
 
 def test_the_token_is_sent_to_the_hub_alone(hub, monkeypatch, tmp_path):
