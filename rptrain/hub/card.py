@@ -15,6 +15,7 @@ from rptrain import __version__
 from rptrain.checkpoint.export_progress import ADAPTER_CONFIG, loading_code
 from rptrain.checkpoint.run_states import recorded
 from rptrain.config.schema import Config
+from rptrain.models.base_files import CONFIG
 from rptrain.models.locate import HUB_ID, PRESETS, hub_id_of, locate
 from rptrain.runs.folder.run_dir import RunDir, resolve_config
 from rptrain.runs.view.run_view import RunView
@@ -25,6 +26,12 @@ from rptrain.utils.units import format_loss
 
 NAME = "README.md"
 BUILT_IN = "builtin:"
+KINDS = {
+    "adapter": "An adapter in PEFT's format",
+    "finetune": "A language model",
+    "quantized": "A language model in GGUF format",
+}
+LIBRARIES = {"adapter": "peft", "finetune": "transformers"}
 LICENSE = ("license", "license_name", "license_link")
 # Keys of the config that are shown. None of them holds a path or a text that was written for this machine alone.
 SHOWN = (
@@ -79,10 +86,11 @@ def write(folder: Path, name: str, run: Path | None, base: Base | None) -> str:
     """
     config = resolve_config(RunDir(run).config_path).config if run else None
     sources = [_source(source.path) for source in config.data.train] if config else []
+    kind = _kind(folder)
     data = ModelCardData(
-        library_name="peft" if (folder / ADAPTER_CONFIG).is_file() else "transformers",
+        library_name=LIBRARIES.get(kind),
         base_model=base.hub_id if base else None,
-        base_model_relation=_relation(folder) if base and base.hub_id else None,
+        base_model_relation=kind if base and base.hub_id else None,
         datasets=[hub_id for _, hub_id in sources if hub_id] or None,
         pipeline_tag="text-generation",
         tags=["rptrain", *([_method(config)] if config else [])],
@@ -93,13 +101,23 @@ def write(folder: Path, name: str, run: Path | None, base: Base | None) -> str:
         f"# {name.partition('/')[2]}",
         " ".join(_about(folder, base, config)),
         *_training(folder, run, config, [named for named, _ in sources]),
-        f"## Use\n\n```python\n{loading_code(folder, name, base.hub_id if base else None)}\n```",
+        _use(folder, name, base),
     ]
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _relation(folder: Path) -> str:
-    return "adapter" if (folder / ADAPTER_CONFIG).is_file() else "finetune"
+def _kind(folder: Path) -> str:
+    """What a folder holds, as the hub calls its relation to the base model."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        return "adapter"
+    return "finetune" if (folder / CONFIG).is_file() else "quantized"
+
+
+def _use(folder: Path, name: str, base: Base | None) -> str:
+    """How to load it."""
+    if _kind(folder) == "quantized":
+        return f"## Use\n\n```sh\nollama run hf.co/{name}\nllama-cli -hf {name}\n```"
+    return f"## Use\n\n```python\n{loading_code(folder, name, base.hub_id if base else None)}\n```"
 
 
 def _method(config: Config) -> str:
@@ -109,7 +127,7 @@ def _method(config: Config) -> str:
 
 
 def _about(folder: Path, base: Base | None, config: Config | None) -> Iterator[str]:
-    kind = "An adapter in PEFT's format" if _relation(folder) == "adapter" else "A language model"
+    kind = KINDS[_kind(folder)]
     shown = None if base is None else f"[{base.hub_id}]({_page(base.hub_id)})" if base.hub_id else f"`{base.named}`"
     yield f"{kind}, trained {f'from {shown} ' if shown else ''}with rptrain {__version__}."
     if config and base is None:

@@ -17,6 +17,8 @@ from rptrain.utils.suggest import nearest
 from rptrain.utils.text import one_line, quoted
 
 CONVERTED = "refs/convert/parquet"  # the branch in which the hub keeps a copy of many data sets as Parquet
+HELD_OUT = {*WORDS["validation"], *WORDS["test"]}  # words in the names of splits that are not trained on
+_SEPARATOR = re.compile(r"[^a-z]+")
 _SHOWN = 10  # names that a message lists
 _WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
@@ -32,7 +34,7 @@ class Split:
     @property
     def table(self) -> str:
         """The table of a config for this split, in TOML."""
-        kind = "val" if self.name in WORDS["validation"] else "train"
+        kind = "val" if HELD_OUT.intersection(_SEPARATOR.split(self.name)) else "train"
         lines = [f"[[data.{kind}]] # {one_line(self.name)}", f"path = {json.dumps(self.path, ensure_ascii=False)}"]
         return "\n".join([*lines, *([f"split = {json.dumps(self.name)}"] if self.shared else [])])
 

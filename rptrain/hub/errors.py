@@ -16,6 +16,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import logging
 
 from rptrain.utils.errors import TrainingError, UserError, describe
 from rptrain.utils.text import one_line
@@ -31,7 +32,10 @@ def explained_errors(repository: str, what: str = "model") -> Iterator[None]:
     """Errors of the hub as messages that say what to do. `what`: the kind of repository.
 
     UserError for what a person can change, TrainingError if the hub or the network fails. An OSError of the disk stays.
+    Meanwhile the library's warnings are not shown: they have the addresses of its retries, with signatures.
     """
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         yield
     except (HTTPError, OfflineModeIsEnabled, HFValidationError) as error:
@@ -41,6 +45,8 @@ def explained_errors(repository: str, what: str = "model") -> Iterator[None]:
         if cause is None or not isinstance(cause, (HTTPError, OfflineModeIsEnabled)):
             raise
         raise explained(cause, repository, what) from error
+    finally:
+        logging.set_verbosity(before)
 
 
 def explained(error: BaseException, repository: str, what: str) -> UserError | TrainingError:

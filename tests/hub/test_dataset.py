@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from rptrain.cli.commands import app
 from rptrain.data.folders import choose
-from rptrain.hub.dataset import download
+from rptrain.hub.dataset import Split, download
 from rptrain.utils.errors import UserError
 
 ROW = b'{"text": "a"}\n'
@@ -78,6 +78,16 @@ def test_the_command_prints_tables_for_a_config(hub):
     assert done.exit_code == 0, done.output
     data = tomllib.loads(done.stdout)["data"]
     assert [len(choose(table["path"]).files) for table in (*data["train"], *data["val"])] == [2, 1]
+
+
+def test_a_split_for_tests_is_not_trained_on():
+    tables = {name: Split(name, "f.jsonl").table.split("]")[0] for name in ("train_sft", "test_sft", "dev", "latest")}
+    assert tables == {
+        "train_sft": "[[data.train",
+        "test_sft": "[[data.val",
+        "dev": "[[data.val",
+        "latest": "[[data.train",
+    }
 
 
 def test_a_data_set_is_not_a_model(hub):

@@ -14,6 +14,7 @@ from rptrain.hub.model import download
 from rptrain.hub.repository import RemoteFile
 from rptrain.models.locate import cached, locate
 from rptrain.utils.errors import TrainingError, UserError
+from rptrain.utils.locks import lock
 from tests.hub.fake_hub import TOKEN, Fault, sha256
 
 WEIGHTS = bytes(range(256)) * 64
@@ -121,6 +122,17 @@ def test_wrong_content_is_not_kept(hub):
         url = f"{hub.url}/org/name/resolve/{repo.commit}/model.safetensors"
         transfer.download(url, wrong, to, lambda count: None, Event())
     assert not any("new" in file.name for file in to.parent.iterdir())
+
+
+def test_two_processes_do_not_write_one_file(hub):
+    hub.add("org/name", MODEL)
+    blobs = get()[0].parents[1] / "blobs"
+    (blobs / sha256(WEIGHTS)).unlink()
+    with open(blobs / (sha256(WEIGHTS) + transfer.PARTIAL), "wb") as other:
+        assert lock(other.fileno()) is None
+        with pytest.raises(UserError, match=r"another process downloads model\.safetensors"):
+            get()
+    assert (get()[0] / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_shards_are_those_of_the_index(hub):

@@ -1,9 +1,11 @@
 """Pushes of models and adapters, to a hub on loopback, and their cards."""
 
 import json
+import time
 
 import pytest
 from huggingface_hub import ModelCard
+from huggingface_hub.utils import logging
 from typer.testing import CliRunner
 
 from rptrain.checkpoint.atomic_dir import MANIFEST
@@ -109,6 +111,14 @@ def test_the_path_in_a_config_is_not_pushed(hub, folder):
     assert isinstance(content, bytes) and json.loads(content) == {"_name_or_path": "", "a": 1}
 
 
+def test_a_card_of_gguf_files(hub, folder):
+    made = model(folder / "made", model__gguf=WEIGHTS)
+    (made / "config.json").unlink()
+    card = prepare(made, "me/mine", None, "org/base").card
+    assert ModelCard(card).data.to_dict()["base_model_relation"] == "quantized"
+    assert "ollama run hf.co/me/mine" in card and "transformers" not in card
+
+
 def test_a_dry_run_makes_no_connection(hub, folder):
     trained(folder, "org/base")
     done = rptrain("push", "my", "me/mine", "--dry-run")
@@ -176,6 +186,17 @@ def test_errors(hub, folder, monkeypatch):
     done = rptrain("push", "my", "me/mine")
     assert done.exit_code == 2 and "not pushed" in done.stderr
     assert TOKEN not in done.output
+
+
+def test_addresses_with_signatures_are_not_logged(hub, folder, monkeypatch, caplog):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(logging.get_logger("huggingface_hub"), "propagate", True)
+    trained(folder, "org/base")
+    hub.faults = [Fault("/upload/", status=500, times=1)]
+    assert rptrain("push", "my", "me/mine").exit_code == 0
+    assert len(hub.asked("/upload/")) == 2
+    assert "/upload/" not in caplog.text
 
 
 @pytest.mark.parametrize("case", ["empty", "link", "checkpoint", "name"])

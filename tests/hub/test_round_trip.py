@@ -1,5 +1,7 @@
 """From the hub and back: a download that is cut and resumed, training on it, a push, and a fresh download."""
 
+import shutil
+
 import pytest
 from typer.testing import CliRunner
 
@@ -44,3 +46,9 @@ def test_a_model_comes_from_the_hub_and_goes_back(hub, tmp_path, monkeypatch):
     assert fresh.is_relative_to(tmp_path / "other")
     assert hashes(fresh) == hashes(run.path / "model")
     assert hashes(fresh)["model.safetensors"] != hashes(base)["model.safetensors"]
+
+    shutil.rmtree(run.path / "model")
+    assert run_tools.invoke("push", run.path, "me/again").exit_code == 0
+    sent = hub.repos["models/me/again"].files
+    assert hashes(fresh).items() <= {name: sha256(content) for name, content in sent.items()}.items()
+    assert MANIFEST not in sent
