@@ -54,7 +54,7 @@ def _download_model(name: str, revision: str | None, display: PhaseDisplay) -> N
     with PROCESS.importing():
         from rptrain.hub.model import download
         from rptrain.models.families.registry import build
-        from rptrain.models.locate import download_command, locate
+        from rptrain.models.locate import HUB_ID, download_command, locate
 
     with _continued(display):
         downloaded = download(name, revision, build, display.note)
@@ -63,7 +63,7 @@ def _download_model(name: str, revision: str | None, display: PhaseDisplay) -> N
         path = name if locate(name) == downloaded.path else downloaded.path
         display.note(f'train it with model.path = "{path}" in a config file; `rptrain plan` shows what that takes')
     else:
-        base = f": {download_command(downloaded.base)}" if downloaded.base else ""
+        base = f": {download_command(downloaded.base)}" if HUB_ID.fullmatch(downloaded.base) else ""
         display.note(f'an adapter: train it on with lora.adapter = "{downloaded.path}", on its base model{base}')
 
 

@@ -59,7 +59,7 @@ def base_of(path: str) -> Base:
     if place.is_dir():
         hub_id = hub_id_of(place)
         return Base(hub_id or place.absolute().name, hub_id, place)
-    if place.is_absolute() or place.parent.is_dir():  # it is gone
+    if place.is_absolute() or (len(place.parts) > 1 and place.parent.is_dir()):  # it is gone
         hub_id = hub_id_of(place)
         return Base(hub_id or place.name, hub_id, None)
     try:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from rptrain.checkpoint.atomic_dir import MANIFEST
 from rptrain.cli.commands import app
+from rptrain.hub.card import base_of
 from rptrain.hub.push import prepare
 from rptrain.utils.errors import UserError
 from tests.hub.fake_hub import TOKEN, Fault
@@ -103,6 +104,23 @@ def test_an_adapter_of_a_local_base_needs_its_name(hub, folder):
     assert ModelCard(pushed.card).data.to_dict()["base_model"] == "org/base"
     whole = prepare(model(folder / "whole"), "me/mine", run, None).card
     assert "base_model" not in whole and "from `local`" in whole and str(folder) not in whole
+
+
+@pytest.mark.parametrize(
+    ("path", "hub_id", "named"),
+    [
+        ("org/gone", "org/gone", "org/gone"),
+        ("runs/gone", None, "gone"),
+        ("/home/me/gone", None, "gone"),
+        ("/home/me/hub/models--org--gone/snapshots/abc", "org/gone", "org/gone"),
+        ("tiny-tasks", None, "tiny-tasks"),
+    ],
+    ids=["hub", "relative", "absolute", "cache", "preset"],
+)
+def test_the_name_of_a_base_that_is_not_here(hub, folder, path, hub_id, named):
+    (folder / "runs").mkdir()
+    base = base_of(path)
+    assert (base.hub_id, base.named) == (hub_id, named)
 
 
 def test_the_path_in_a_config_is_not_pushed(hub, folder):
