@@ -23,6 +23,7 @@ RACES = (
     "tests/docs/test_outputs.py",
     "tests/engine/*",
     "tests/gpu/*",
+    "tests/hub/test_round_trip.py",
     "tests/inference/*",
     "tests/planner/test_auto.py",
     "tests/planner/test_measured_run.py",
