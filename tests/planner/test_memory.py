@@ -384,6 +384,7 @@ def test_the_disk_holds_the_codes_of_a_generation(tmp_path, update):
     _holds_what_was_planned(tmp_path, "engine.fp8=true", f"optim.update={update}")
 
 
+@pytest.mark.long
 def test_the_disk_holds_the_adapter_of_a_tied_embedding_twice(tmp_path):
     tools.write_model(tmp_path / "model", tie_word_embeddings=True)
     _holds_what_was_planned(tmp_path, "lora.r=2", "lora.modules_to_save=['embed_tokens']")

@@ -99,6 +99,7 @@ def test_a_large_machine_and_what_is_said_of_it():
     assert "\x1b" not in result.stdout
 
 
+@pytest.mark.sample(1, gate=2)
 @pytest.mark.parametrize("columns", [80, 120])
 def test_lines_are_no_wider_than_the_terminal(columns):
     for arguments in (SERVER, ["--gpus", "2", "--host", "20GiB", "--vram", "8GiB"]):
@@ -131,6 +132,7 @@ def test_without_a_plan_the_reason_is_shown():
     assert "- train.micro_batch_size=2 (same up to rounding, smaller products; saves" in text
 
 
+@pytest.mark.sample(1, gate=3)
 @pytest.mark.parametrize(
     ("arguments", "source"),
     [
@@ -217,6 +219,7 @@ def test_schedules_that_need_a_layer_per_device_are_left_out():
 # Advice
 
 
+@pytest.mark.sample(2, gate=5)
 @pytest.mark.parametrize(
     ("arguments", "overrides", "keys"),
     [
@@ -262,6 +265,7 @@ def test_the_largest_value_that_fits_is_given():
             assert larger is not None and not plan_run(larger, spec, machine)[1].fits
 
 
+@pytest.mark.long
 def test_a_value_is_given_where_there_is_a_plan_for_it_and_not_before():
     """Half the rows would do if the activations of few stages were all; GPUs so small need more stages."""
     config, spec = resolve("c.toml", ["optim.moments=int8", "optim.update=sync"]).config, spec_of("qwen3-1.7b")
@@ -492,6 +496,7 @@ def test_measured_rates_are_named(monkeypatch):
     assert "Products at 150 TFLOP/s, 290 with sums in float16, measured" in text
 
 
+@pytest.mark.sample(2, gate=4)
 @pytest.mark.parametrize(
     "arguments",
     [
