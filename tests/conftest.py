@@ -1,5 +1,6 @@
 """Keeps the repository root off sys.path: its `kernels` and `models` folders must not be importable by those names."""
 
+import atexit
 import gc
 import os
 import sys
@@ -26,15 +27,18 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported; kernels are tested on the CPU then
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Searches for no cycles while modules and test items are made, which stay."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Takes modules and test items out of searches for cycles, each of which would visit half a million objects."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """Lets the end of the interpreter find them: triton reports leaks otherwise."""
-    gc.unfreeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # the end of the interpreter finds them: triton reports leaks otherwise
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,4 +1,4 @@
-"""The part of a grid of cases that the fast suite runs: a hook for `pytest.mark.sample`."""
+"""The part of a grid of cases that the fast suite and the gate run: a hook for `pytest.mark.sample`."""
 
 import random
 from collections import defaultdict
@@ -8,7 +8,8 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark with `grid` the cases of a test that are not in its sample, before markers are selected.
+    """Mark the cases of a test that are not in its sample, before markers are selected: those that the gate runs
+    besides with `long`, the others with `grid`.
 
     The sample depends on the test's name only. A case alone on the command line is always in it.
     """
@@ -21,19 +22,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for name, cases in tests.items():
         marker = cases[0].get_closest_marker("sample")
         assert marker is not None
-        for case in outside(name, cases, marker.args[0]):
-            case.add_marker("grid")
+        size, gate = marker.args[0], marker.kwargs.get("gate", 0)
+        chosen = sample(name, cases, max(size, gate))
+        for case in chosen[size:]:
+            case.add_marker("long")
+        for case in cases:
+            if case not in chosen:
+                case.add_marker("grid")
 
 
-def outside(name: str, cases: list[pytest.Function], size: int) -> list[pytest.Function]:
-    """All but `size` of the cases, of which each has as many values as possible that no case before it has."""
-    left = random.Random(name).sample(cases, len(cases))
+def sample(name: str, cases: list[pytest.Function], size: int) -> list[pytest.Function]:
+    """As many of the cases, of which each has as many values as possible that no case before it has."""
+    left, chosen = random.Random(name).sample(cases, len(cases)), list[pytest.Function]()
     seen: set[tuple[str, int]] = set()
     for _ in range(min(size, len(cases))):
-        chosen = max(left, key=lambda case: len(values(case) - seen))
-        seen |= values(chosen)
-        left.remove(chosen)
-    return left
+        chosen.append(max(left, key=lambda case: len(values(case) - seen)))
+        seen |= values(chosen[-1])
+        left.remove(chosen[-1])
+    return chosen
 
 
 def values(case: pytest.Function) -> set[tuple[str, int]]:

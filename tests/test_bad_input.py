@@ -102,6 +102,7 @@ def test_the_command(folder):
 # The plan
 
 
+@pytest.mark.long
 def test_sequences_that_no_memory_holds(refused, monkeypatch):
     """They are shortened, after everything that costs less."""
     monkeypatch.setattr("rptrain.machine.hardware.available_bytes", lambda: 16 << 30)

@@ -199,7 +199,7 @@ def test_vanishing(time):
     assert vanished in entries(lines, "failed")
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4, gate=8)
 @pytest.mark.parametrize(
     ("command", "other", "reasons"),
     [

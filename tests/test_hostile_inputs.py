@@ -73,6 +73,7 @@ def case(*args: str, **values: object) -> Case:
     return replace(Case(0, "none", "none", args), **values)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "faults"),
     [
@@ -94,6 +95,7 @@ def test_commands(slot, given, faults):
         assert fault.startswith(expected)
 
 
+@pytest.mark.long
 def test_limits(slot, monkeypatch):
     monkeypatch.setattr(judge, "NBYTES", 1)
     assert slot.run(CASES[381]).faults[0].startswith("took ")

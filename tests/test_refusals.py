@@ -233,6 +233,7 @@ def test_models(folder, spoil, named):
     refused(named, "--config", "run.toml")
 
 
+@pytest.mark.sample(16, gate=36)
 @pytest.mark.parametrize("data", ["file", "questions"])
 @pytest.mark.parametrize(("spoil", "named"), TOKENIZERS.values(), ids=TOKENIZERS)
 def test_tokenizers(folder, spoil, named, data):
@@ -255,6 +256,7 @@ def test_data_files(folder, name, content, named):
     refused(named, "--config", "run.toml", f"data.train.0.path={name}", "data.max_length=64")
 
 
+@pytest.mark.sample(8, gate=17)
 @pytest.mark.parametrize(("arguments", "named"), COMMANDS)
 def test_commands(folder, arguments, named):
     refused(named, *arguments)

@@ -433,6 +433,7 @@ def test_training_afterwards_is_what_it_was(folder, tmp_path_factory):
     assert tools.state(tools.train_here(folder, model, "log.run_name=after")) == untouched
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_it_with_130(folder):
     """Also where it was begun with Ctrl-C ignored, as by a shell that puts it behind without job control."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

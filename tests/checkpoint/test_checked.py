@@ -129,6 +129,7 @@ def replace_by_shards(file: Path) -> None:
     file.unlink()
 
 
+@pytest.mark.sample(3, gate=6)
 @pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize("change", [flip, resave, replace_by_shards])
 def test_changed_weights_of_an_export(folder: Path, change: Damage, earlier: bool) -> None:

@@ -58,6 +58,7 @@ def test_what_time_did_not_suffice_for_is_read_again(
     assert few.tally.total < 300 <= more.tally.total
 
 
+@pytest.mark.sample(2, gate=6)
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "arrow", "txt"])
 def test_the_share_that_was_read(kind: str, tmp_path: Path, tokenizer: object, monkeypatch: pytest.MonkeyPatch) -> None:
     path, rows = tmp_path / f"rows.{kind}", [{"text": "hello there " * 9}] * 200

@@ -88,6 +88,7 @@ def joined(tokenizer: Any, text: str, size: int) -> list[int]:
     return [*begin, *(token for part in parts for token in part), *end]
 
 
+@pytest.mark.sample(1, gate=4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_calls_of_the_tokenizer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = KINDS[kind]()

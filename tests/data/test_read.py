@@ -302,6 +302,7 @@ def test_values_that_are_stored_once_are_read_a_few_rows_at_a_time(tmp_path):
         assert peak < 400, "MiB; at once they would take 2 GB"
 
 
+@pytest.mark.long
 def test_what_is_decoded_to_too_much(tmp_path, monkeypatch):
     large_tables(tmp_path)
     with pytest.raises(UserError, match=r"row\.arrow: row 1 is decoded to 315 MiB, more than 256 MiB: split it"):
@@ -336,6 +337,7 @@ def test_bytes_of_all_types_of_columns(tmp_path):
     assert list(rows_of(tmp_path / "a.arrow")) == list(enumerate(batch.to_pylist(), 1))
 
 
+@pytest.mark.sample(1, gate=4)
 @pytest.mark.parametrize(
     ("name", "beginning", "message"),
     [

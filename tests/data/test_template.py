@@ -193,6 +193,7 @@ def test_unsuitable_templates_say_what_to_do(tokenizer, text, reason):
         runs([GREETED], tokenizer, chat_template=text)
 
 
+@pytest.mark.sample(1, gate=4)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -92,7 +92,7 @@ def hold_in_update(engine, gate, steps):
     return found[0]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3, gate=5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("place", "visit", "look", "steps"),

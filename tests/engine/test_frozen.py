@@ -44,7 +44,7 @@ def matched(names, patterns):
     return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6, gate=12)
 @pytest.mark.parametrize(("cfg", "patterns"), CASES.values(), ids=CASES)
 @BOTH
 def test_equals_the_plain_loop_that_leaves_them_out(asynchronous, cfg, patterns):

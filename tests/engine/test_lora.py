@@ -65,7 +65,7 @@ def assert_equals_the_plain_loop(store, cfg, lora, batches, rate, *, asynchronou
         assert torch.equal(got[name], before[name]) == (name in frozen), name
 
 
-@pytest.mark.sample(13)
+@pytest.mark.sample(6, gate=13)
 @pytest.mark.parametrize(("cfg", "lora"), CASES.values(), ids=CASES)
 @BOTH
 def test_equals_the_plain_loop(asynchronous, cfg, lora):
@@ -78,6 +78,7 @@ def test_equals_the_plain_loop(asynchronous, cfg, lora):
 DROPPING = LoRA(r=3, lora_alpha=12, lora_dropout=0.3, modules_to_save=("norm",))
 
 
+@pytest.mark.long
 @UPDATES
 @pytest.mark.parametrize("dtype", [grid(torch.float32), torch.bfloat16])
 def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchronous, dtype):
@@ -89,7 +90,7 @@ def test_same_bits_with_dropout_on_any_number_of_workers_and_any_plan(asynchrono
     )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1, gate=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("cfg", "parameters"),

@@ -39,6 +39,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(6, gate=12)
 @pytest.mark.parametrize(("cfg", "base", "lora"), CASES.values(), ids=CASES)
 def test_equals_the_plain_loop_on_the_dequantized_weights(cfg, base, lora):
     steps, rate = 3, 5e-3
@@ -51,7 +52,7 @@ def test_equals_the_plain_loop_on_the_dequantized_weights(cfg, base, lora):
     assert_equals_the_plain_loop(store, cfg, lora, batches, rate, asynchronous=asynchronous)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1, gate=3)
 @pytest.mark.parametrize(
     ("cfg", "lora", "kind"),
     [
@@ -79,6 +80,7 @@ def test_the_bits_of_a_base_that_was_dequantized_before(cfg, lora, kind):
     assert plainly[0] != results[0][0]
 
 
+@pytest.mark.long
 @UPDATES
 def test_same_bits_on_any_number_of_workers_and_any_plan(asynchronous):
     batches, results = plain.make_batches(3), []

@@ -47,7 +47,7 @@ def same(one, other):
     return one[:2] == other[:2] and all(torch.equal(a, b) for a, b in zip(one[2], other[2], strict=True))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2, gate=4)
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[1]}-to-{pair[3]}")
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @BOTH

@@ -57,7 +57,7 @@ SIZES = [
 ]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4, gate=8)
 @pytest.mark.parametrize(("replicas", "micro_batches", "round_size", "workers"), SIZES)
 @pytest.mark.parametrize("cfg", [UNTIED, TIED], ids=["untied", "tied"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # sums of rows in bfloat16 are often exact
@@ -74,7 +74,7 @@ def test_same_bits_on_any_number_of_workers_and_any_plan(
     assert max(results[0][1]) > 1.0, "clipping must take part"
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6, gate=12)
 @BOTH
 @pytest.mark.parametrize(("cfg", "kind"), KINDS.values(), ids=KINDS)
 def test_same_bits_with_every_kind_of_model(asynchronous, cfg, kind):

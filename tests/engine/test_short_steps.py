@@ -60,7 +60,7 @@ def some_short(counts):
     return [short(batch, count) for batch, count in zip(plain.make_batches(len(counts), 6), counts, strict=True)]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3, gate=5)
 @BOTH
 @pytest.mark.parametrize("plan", PLANS)
 def test_padding_is_not_computed_and_no_bit_differs(plan, asynchronous):

@@ -25,7 +25,7 @@ def server() -> Iterator[Server]:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("backward", "raises", "middle", "async"),
+        long(Case("backward", "raises", "middle", "async")),
         long(Case("download", "mute", "first", "async")),
         long(Case("optimizer", "exits", "last", "async")),
         long(Case("fsync", "mute", "middle", "async")),

@@ -55,9 +55,8 @@ def compiler() -> Iterator[Compiler]:
         yield ask
 
 
-@pytest.mark.parametrize(
-    "architecture", [89, *(pytest.param(architecture, marks=pytest.mark.compile) for architecture in (80, 90))]
-)
+@pytest.mark.compile
+@pytest.mark.parametrize("architecture", [80, 89, 90])
 def test_each_kernel_compiles(compiler, architecture):
     """One variant of each; all of them take minutes."""
     operations = [operation for operation in OPERATIONS if architecture >= FIRST.get(operation, 0)]

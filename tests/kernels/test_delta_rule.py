@@ -86,7 +86,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2, gate=3)
 @dtypes
 @pytest.mark.parametrize(("lengths", "sizes"), SHAPES)
 def test_kernels(lengths, sizes, dtype, device) -> None:

@@ -60,7 +60,7 @@ def near(ours: Tensor, exact: Tensor) -> None:
     assert ((ours - exact).abs() <= last * exact.abs() + unit * exact.abs().max()).all()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2, gate=4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @counts_of_rows
 def test_codes_in_segments(counts, dtype, device) -> None:
@@ -93,7 +93,7 @@ def test_the_length_holds_every_distribution_of_rows() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4, gate=8)
 @layouts
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @counts_of_rows

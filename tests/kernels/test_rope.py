@@ -136,7 +136,7 @@ def test_heads_in_float16_are_those_of_the_rotated_values(shape, norm, dtype, de
         assert torch.equal(qkv[:, :before].view(torch.int16), case.qkv[:, :before].view(torch.int16))
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5, gate=10)
 @dtypes
 @shapes
 @norms

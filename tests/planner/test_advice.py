@@ -54,6 +54,7 @@ def overrides_of(found: Advice) -> list[str]:
     return [" ".join(map(str, remedy.changes)) for remedy in found.remedies]
 
 
+@pytest.mark.long
 def test_a_large_model_on_a_small_host():
     """Of 256 GiB, 244 are usable: even the smallest states of all weights take 246."""
     given, flags = (

@@ -99,6 +99,7 @@ def test_a_large_machine_and_what_is_said_of_it():
     assert "\x1b" not in result.stdout
 
 
+@pytest.mark.sample(1, gate=2)
 @pytest.mark.parametrize("columns", [80, 120])
 def test_lines_are_no_wider_than_the_terminal(columns):
     for arguments in (SERVER, ["--gpus", "2", "--host", "20GiB", "--vram", "8GiB"]):
@@ -131,6 +132,7 @@ def test_without_a_plan_the_reason_is_shown():
     assert "- train.micro_batch_size=2 (same up to rounding, smaller products; saves" in text
 
 
+@pytest.mark.sample(1, gate=3)
 @pytest.mark.parametrize(
     ("arguments", "source"),
     [
@@ -217,6 +219,7 @@ def test_schedules_that_need_a_layer_per_device_are_left_out():
 # Advice
 
 
+@pytest.mark.sample(2, gate=5)
 @pytest.mark.parametrize(
     ("arguments", "overrides", "keys"),
     [
@@ -262,6 +265,7 @@ def test_the_largest_value_that_fits_is_given():
             assert larger is not None and not plan_run(larger, spec, machine)[1].fits
 
 
+@pytest.mark.long
 def test_a_value_is_given_where_there_is_a_plan_for_it_and_not_before():
     """Half the rows would do if the activations of few stages were all; GPUs so small need more stages."""
     config, spec = resolve("c.toml", ["optim.moments=int8", "optim.update=sync"]).config, spec_of("qwen3-1.7b")
@@ -304,9 +308,13 @@ def test_each_of_several_processes_keeps_a_replica(replicas, fewer):
 
 @pytest.mark.long
 def test_adapters_are_proposed_for_a_preset_only_where_they_are_not_refused():
-    """Training here would refuse adapters on random weights; on another machine a preset stands for its weights."""
-    small = ("model.path=qwen3-1.7b", "train.micro_batch_size=1")
-    for machine, proposed in ((("--gpus", "1", "--host", "12GiB"), True), ((*HERE, "engine.host_limit=1MiB"), False)):
+    """Training here would refuse adapters on random weights; on another machine a preset stands for its weights.
+
+    Adapters would fit on both.
+    """
+    small = ("train.micro_batch_size=1", "train.global_batch_size=1", "data.max_length=64")
+    here = (*HERE, "engine.devices=cpu:1", "engine.host_limit=12GiB")  # one device: few plans to try
+    for machine, proposed in ((("--gpus", "1", "--host", "12GiB"), True), (here, False)):
         report = as_json(*machine, *small)[0]
         changed = {key for remedy in report["advice"]["remedies"] for key in remedy["changes"]}
         assert report["advice"]["missing"] and ("train.method" in changed) == proposed
@@ -413,6 +421,7 @@ def test_a_card_that_no_flag_names_is_said_to_be_assumed():
     assert (assumed["card"], assumed["card_source"]) == ("RTX 4090", "assumed")
     assert "RTX 4090 is assumed: name the GPU model with --card" in shown.splitlines()
     assert "assumed" not in run("--gpus", "4", "--card", "rtx4090", columns=200).stdout
+    write("tiny-tasks")  # which fits here: advice would be searched for the larger one
     assert as_json(*HERE)[0]["machine"]["card_source"] == "this machine"
 
 
@@ -487,6 +496,7 @@ def test_measured_rates_are_named(monkeypatch):
     assert "Products at 150 TFLOP/s, 290 with sums in float16, measured" in text
 
 
+@pytest.mark.sample(2, gate=4)
 @pytest.mark.parametrize(
     "arguments",
     [

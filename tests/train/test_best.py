@@ -52,6 +52,7 @@ def is_of(run: RunDir, step: int, folder: Path) -> None:
     assert (last / "model.safetensors").read_bytes() != (run.model_path / "model.safetensors").read_bytes()
 
 
+@pytest.mark.sample(1, gate=2)
 @pytest.mark.parametrize(("limit", "kept"), [(1, (6, 12)), (3, (6, 10, 12))])
 def test_it_stays_and_the_model_is_made_of_it(folder, limit, kept):
     run = trained(folder, limit, "eval.questions=1")

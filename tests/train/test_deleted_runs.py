@@ -33,6 +33,7 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
+@pytest.mark.sample(3, gate=6)
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "again"])
 @pytest.mark.parametrize(
     ("moment", "overrides"),

@@ -12,6 +12,7 @@ from rptrain.train.job import prepare_job
 from .. import run_tools as tools
 
 
+@pytest.mark.sample(3, gate=6)
 @pytest.mark.parametrize("update", ["async", "sync"])
 @pytest.mark.parametrize(
     ("steps", "message"),

@@ -59,6 +59,7 @@ def eos_ids(source: Path) -> frozenset[int]:
     return find_model(source).eos_ids
 
 
+@pytest.mark.sample(1, gate=2)
 @pytest.mark.parametrize("method", [(), LORA], ids=["full", "lora"])
 def test_exports_and_answers_stop_on_the_end_of_replies(folder, method, monkeypatch, caplog):
     asked, ask = [], rptrain.train.trainer.ask_questions

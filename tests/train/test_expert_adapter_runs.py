@@ -95,6 +95,7 @@ def test_an_adapter_is_continued(folder, lora):
         tools.train_here(folder, *lora, *more, "lora.target_parameters=['down_proj']")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("folder", "lora", "elements"),
     [

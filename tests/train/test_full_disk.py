@@ -91,6 +91,7 @@ BEGINNINGS = [
 ]
 
 
+@pytest.mark.sample(2, gate=4)
 @pytest.mark.parametrize(("pattern", "said"), BEGINNINGS, ids=["output", "run", "checkpoints", "config"])
 def test_a_run_that_cannot_begin(folder, disk, pattern, said):
     tools.write_config(folder)

@@ -132,6 +132,7 @@ def test_answers_of_a_run_a_checkpoint_and_the_merged_model(folder):
     assert answers[0] == answers[1] == answers[2] == answers[3] != tools.generated(folder / "model", *asked)
 
 
+@pytest.mark.sample(1, gate=2)
 @pytest.mark.parametrize("base", ["bf16", "nf4"])
 def test_where_the_base_of_an_adapter_is_can_be_written_into_it(folder, base):
     run = tools.train_here(folder, *LORA, f"lora.base={base}")
@@ -150,6 +151,7 @@ def test_where_the_base_of_an_adapter_is_can_be_written_into_it(folder, base):
     assert base_format(run.model_path) == base, "whatever was written into the adapter"
 
 
+@pytest.mark.sample(1, gate=2)
 @pytest.mark.parametrize("kind", [(), ("lora.use_dora=true", "lora.lora_dropout=0")], ids=["lora", "dora"])
 def test_an_adapter_is_continued(folder, kind):
     first = tools.train_here(folder, *LORA, *kind)

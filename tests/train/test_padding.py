@@ -53,6 +53,7 @@ def test_a_resumed_run_keeps_the_gradient_that_it_began_with(earlier, tmp_path, 
     assert (checkpoint_of(other, 4) == checkpoint_of(whole, 4)) != earlier
 
 
+@pytest.mark.sample(2, gate=3)
 @pytest.mark.parametrize(
     ("pad", "overrides", "reason"),
     [(END, (), "is also an EOS token"), (USER, (), "occurs in the training data"), (END, LORA, "")],

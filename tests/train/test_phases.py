@@ -115,6 +115,7 @@ def forget_digests(directory: Path) -> None:
     (directory / MANIFEST).write_text(json.dumps(manifest))
 
 
+@pytest.mark.sample(2, gate=4)
 @pytest.mark.parametrize("earlier", [False, True], ids=["now", "earlier"])
 @pytest.mark.parametrize("lora", [(), ("lora.r=2", "lora.base=nf4")], ids=["full", "nf4"])
 def test_the_bytes_of_weights_that_are_read_are_those_that_were_announced(

@@ -40,6 +40,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(folder):
         tools.train_here(folder, *NARROW, *more, "lora.base=int8")
 
 
+@pytest.mark.sample(1, gate=3)
 @pytest.mark.parametrize("base", ["nf4", "int8", "fp8"])
 def test_merging_and_answers_start_from_the_base_that_was_trained_on(folder, base):
     run = tools.train_here(folder, *NARROW, f"lora.base={base}")

@@ -128,6 +128,7 @@ def test_a_setting_of_the_data_that_changes_its_tokens(folder):
     assert go(folder, "data.max_bad_rows=1").path == run.path
 
 
+@pytest.mark.long
 def test_code_and_data_that_changed_after_this_version_began_the_run(folder, monkeypatch):
     """The code does not matter. Of changed data, earlier hashes are not looked for, and no other version is named."""
     run = go(folder)

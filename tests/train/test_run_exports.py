@@ -43,6 +43,7 @@ QUESTIONS = ["Spell backwards: abc", "Sort the digits: 41", "Write in capitals: 
 MODELS = {kind: {"tie_word_embeddings": False, **cases.run} for kind, cases in FAMILIES.items()}
 
 
+@pytest.mark.sample(8, gate=len(MODELS) + 1)
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [

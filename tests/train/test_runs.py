@@ -58,6 +58,7 @@ def check_same(run: RunDir, expected: SimpleNamespace) -> None:
 # Killed and resumed
 
 
+@pytest.mark.sample(1, gate=2)
 @pytest.mark.parametrize(("update", "dtype"), [("async", "bfloat16"), ("sync", "float32")])
 def test_killed_twice_and_resumed(folder, trainers, undisturbed, update, dtype):
     """The run crosses an epoch, at step 4, and one kill leaves a record half written."""
@@ -88,6 +89,7 @@ def test_killed_twice_and_resumed_in_fp8(folder, trainers, undisturbed, update):
     assert tools.steps(run) != undisturbed(*kind[:2]).steps
 
 
+@pytest.mark.sample(1, gate=2)
 @pytest.mark.parametrize("moments", ["bf16", "int8"])
 def test_killed_and_resumed_with_small_moments(folder, trainers, undisturbed, moments):
     """Rounding goes on with the random numbers that it would have drawn."""
@@ -116,6 +118,7 @@ def test_killed_twice_and_resumed_in_float16(folder, trainers, undisturbed, upda
     assert skipped and 1 not in skipped
 
 
+@pytest.mark.sample(1, gate=2)
 @pytest.mark.parametrize("update", ["async", "sync"])
 def test_another_plan_after_the_first_steps_keeps_the_loss_scale(folder, undisturbed, monkeypatch, update):
     """The second engine begins after step 7, and the run ends before plans are compared."""
@@ -234,6 +237,7 @@ def test_the_command_killed_and_interrupted(folder, undisturbed, monkeypatch, nu
 # What must not matter
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("update", ["async", grid("sync")])
 def test_the_number_of_devices_and_of_checkpoints(folder, trainers, undisturbed, staged, update):
     kind = f"optim.update={update}"

@@ -112,6 +112,7 @@ def fail_from(monkeypatch: pytest.MonkeyPatch, step: int, call: int) -> None:
     monkeypatch.setattr(atomic_dir.Aside, "write", full)
 
 
+@pytest.mark.sample(1, gate=3)
 @pytest.mark.parametrize("call", [0, 2, 7])
 def test_a_full_disk_costs_the_checkpoint_and_the_run_goes_on(folder, monkeypatch, call):
     expected = tools.state(tools.train_here(folder, "log.run_name=whole"))

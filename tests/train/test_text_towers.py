@@ -112,6 +112,7 @@ def same_logits(model, directory: Path) -> None:
     torch.testing.assert_close(our_logits(directory, IDS), logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(1, gate=3)
 def test_trained_resumed_and_exported(folder) -> None:
     same_logits(theirs(folder / "model"), folder / "model")
     run = tools.train_here(folder, "train.max_steps=2")
@@ -148,6 +149,7 @@ def test_both_names_of_the_text_model_are_read(folder) -> None:
     assert {*files.carried} == {renamed(name) for name in others(folder / "model")}
 
 
+@pytest.mark.sample(1, gate=3)
 def test_an_adapter_is_of_the_text_model_only(folder) -> None:
     """The vision tower has modules of the same names, which get no adapter."""
     from peft import PeftModel
@@ -162,6 +164,7 @@ def test_an_adapter_is_of_the_text_model_only(folder) -> None:
     same_logits(model, merged)
 
 
+@pytest.mark.sample(1, gate=3)
 def test_a_run_without_weights_exports_the_text_model(folder) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -175,6 +178,7 @@ def test_a_run_without_weights_exports_the_text_model(folder) -> None:
         same_logits(model.eval(), directory)
 
 
+@pytest.mark.sample(2, gate=6)
 @pytest.mark.parametrize("base", ["nf4", "int8"])
 def test_a_quantized_base_leaves_the_other_parts_alone(folder, base) -> None:
     run = tools.train_here(folder, "lora.r=2", f"lora.base={base}")
@@ -191,6 +195,7 @@ def test_frozen_and_file_backed_weights_by_both_names(folder) -> None:
     assert "language_model.model.norm.weight" not in kept
 
 
+@pytest.mark.sample(2, gate=4)
 @pytest.mark.parametrize("kind", ["none", "equal", "different", "last-row-differs"])
 def test_a_head_is_tied_as_in_transformers(kind, tower, tmp_path, monkeypatch) -> None:
     """By the setting of the whole config, of text_config (None: missing), and the head in the files."""

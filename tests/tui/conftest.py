@@ -161,8 +161,8 @@ def make(tmp_path: Path, helper: Scripted, monkeypatch: pytest.MonkeyPatch) -> C
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("rptrain.tui.new_run.screen.PAUSE", 0.0)
     monkeypatch.setattr("rptrain.tui.new_run.picker.PAUSE", 0.0)
-    for screen, pause in (("run.screen", 0.05), ("runs.screen", 0.1), ("export.exporting", 0.02)):
-        monkeypatch.setattr(f"rptrain.tui.{screen}.PAUSE", pause)
+    for screen in ("run.screen", "runs.screen", "export.exporting"):
+        monkeypatch.setattr(f"rptrain.tui.{screen}.PAUSE", 0.1)
 
     def make(**named: Any) -> RptrainApp:
         return make_app(**{"helper": helper, "settings": tmp_path / "settings" / "tui.toml", "welcome": False} | named)

@@ -324,7 +324,7 @@ def test_a_launched_trainer_has_a_name_a_session_and_a_log(tmp_path: Path, monke
 
 def test_a_start_that_failed_leaves_its_log_until_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A name is taken as long as a trainer of it goes on, folder or not."""
-    script = 'echo "$4"; echo no room; while test -e wait; do sleep 0.02; done'
+    script = 'echo "$4"; echo no room; while test -e wait; do sleep 0.1; done'
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", script, "trainer"))
     monkeypatch.chdir(tmp_path)
     name = "🙂 " + "long" * 15

@@ -195,7 +195,7 @@ async def test_a_process_that_ends_and_a_message_that_is_refused(make: Made, run
 async def test_a_training_gets_the_memory_of_the_model(make: Made, run: Path, monkeypatch: pytest.MonkeyPatch):
     """The model is loaded again once the conversation is opened, but while the trainer runs only if it is asked for."""
     make_run(run.parent, "stopped", steps=20, end="stopped", alive=False, began=BEGAN - 1000)
-    trainer = f"until test -e {run.parent}/over; do sleep 0.02; done; false"
+    trainer = f"until test -e {run.parent}/over; do sleep 0.1; done; false"
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", trainer))
     async with make().run_test(size=(80, 24)) as pilot:
         screen = await opened(pilot)

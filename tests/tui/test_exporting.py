@@ -119,7 +119,7 @@ async def test_only_an_export_is_replaced_after_a_question(make: Made, run: Path
 async def test_the_bytes_are_shown_and_then_the_code(make: Made, run: Path, monkeypatch):
     for number, record in enumerate(RECORDS):
         Path(f"{number}.json").write_text(json.dumps(record) + "\n")
-    script = "cat 0.json 1.json; while ! test -e go; do sleep 0.02; done; cat 2.json"
+    script = "cat 0.json 1.json; while ! test -e go; do sleep 0.1; done; cat 2.json"
     monkeypatch.setattr(launch, "EXPORT", ("sh", "-c", script, "export"))
     app = make(attach=run)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:

@@ -67,7 +67,7 @@ def still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr("rptrain.runs.folder.listing.time.time", lambda: BEGAN + 840)
     monkeypatch.setattr(launch, "COMMAND", ("false",))
     monkeypatch.setattr(chat_session, "COMMAND", DOUBLE)
-    script = "cat records; grep -q done records || while ! test -e go; do sleep 0.02; done"
+    script = "cat records; grep -q done records || while ! test -e go; do sleep 0.2; done"
     monkeypatch.setattr(launch, "EXPORT", ("sh", "-c", script, "export"))
     yield
     (tmp_path / "go").touch()  # ends the export that is shown

@@ -27,7 +27,7 @@ def test_only_the_newest_of_successive_lines_is_kept():
     assert shortened("") == "" and shortened("a\n\nb") == "a\n\nb"
 
 
-SCRIPT = f'echo "{LINES[0]}"; while ! test -e more; do sleep 0.02; done; echo "{LINES[1]}"; {{}}exec sleep 60'
+SCRIPT = f'echo "{LINES[0]}"; while ! test -e more; do sleep 0.1; done; echo "{LINES[1]}"; {{}}exec sleep 60'
 
 
 @driven
@@ -48,7 +48,7 @@ async def test_a_run_that_is_resumed_shows_how_far_it_reads(make: Made, tmp_path
 @pytest.mark.long
 @driven
 async def test_a_new_run_shows_how_far_it_reads_until_it_has_read_all(make: Made, monkeypatch: pytest.MonkeyPatch):
-    script = SCRIPT.format('while ! test -e done; do sleep 0.02; done; echo "the data is read"; ')
+    script = SCRIPT.format('while ! test -e done; do sleep 0.1; done; echo "the data is read"; ')
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", script, "trainer"))
     app = make()
     async with app.run_test(size=(100, 30)) as pilot:

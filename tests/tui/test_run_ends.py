@@ -86,7 +86,7 @@ async def test_a_run_that_ends_in_sight_rings_and_needs_no_note(
 async def test_a_run_is_listed_from_its_start_until_that_fails(
     make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "while ! test -e go; do sleep 0.02; done; exit 3"))
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "while ! test -e go; do sleep 0.1; done; exit 3"))
     app = make()
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await until(pilot, lambda: "fits" in screen_text(app))
@@ -109,7 +109,7 @@ async def test_a_run_is_listed_from_its_start_until_that_fails(
 async def test_a_run_that_ends_out_of_sight_is_told_on_any_screen(
     make: Made, helper: Scripted, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "while ! test -e go; do sleep 0.02; done; exit 3"))
+    monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", "while ! test -e go; do sleep 0.1; done; exit 3"))
     monkeypatch.setattr("rptrain.tui.app.CHECK_AFTER", 0.05)
     app = make()
     async with app.run_test(size=(80, 24), notifications=True) as pilot:

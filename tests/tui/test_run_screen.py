@@ -250,7 +250,7 @@ async def test_a_notice_covers_neither_the_head_nor_the_log_nor_the_keys(make: M
 async def test_why_a_trainer_did_not_begin_is_shown(make: Made, tmp_path: Path, monkeypatch):
     run = make_run(tmp_path / "runs", end="stopped", alive=False)
     (run / launch.LOG).write_text("of the first time\n")
-    script = "echo begun >> begun; while ! test -e go; do sleep 0.02; done; rm go; echo no such model; exit 2"
+    script = "echo begun >> begun; while ! test -e go; do sleep 0.1; done; rm go; echo no such model; exit 2"
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", script, "trainer"))
     app = make(attach=run)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
@@ -324,7 +324,7 @@ async def test_an_export_is_a_process_of_its_own(make: Made, tmp_path: Path, mon
     """Nothing that is done here ends it, and how it ended is told on any screen."""
     run = make_run(tmp_path / "runs", end="finished")
     script = (
-        'echo "$@" > said; while ! test -e go; do sleep 0.02; done; mv go gone; echo "no [room] left"; exit $(cat gone)'
+        'echo "$@" > said; while ! test -e go; do sleep 0.1; done; mv go gone; echo "no [room] left"; exit $(cat gone)'
     )
     monkeypatch.setattr(launch, "EXPORT", ("sh", "-c", script, "export"))
 
@@ -435,7 +435,7 @@ def test_a_replay_skips_the_time_without_a_process(tmp_path: Path):
 @driven
 async def test_the_log_stays_in_sight_while_a_run_is_resumed(make: Made, tmp_path: Path, monkeypatch):
     run = make_run(tmp_path / "runs", end="stopped", alive=False)
-    script = "echo begun >> begun; while ! test -e go; do sleep 0.02; done; echo no such model; exit 2"
+    script = "echo begun >> begun; while ! test -e go; do sleep 0.1; done; echo no such model; exit 2"
     monkeypatch.setattr(launch, "COMMAND", ("sh", "-c", script, "trainer"))
     async with make(attach=run).run_test(size=(120, 36)) as pilot:
         await opened(pilot)

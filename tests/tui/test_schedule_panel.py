@@ -107,7 +107,10 @@ async def test_the_schedule_in_place_of_devices_and_curves(make: Made, tmp_path:
 
 @pytest.mark.long
 @driven
-async def test_the_schedule_of_a_run_that_ended_and_of_its_replay(make: Made, tmp_path: Path):
+async def test_the_schedule_of_a_run_that_ended_and_of_its_replay(
+    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rptrain.tui.run.replay.SHOWN_IN", 2.0)
     run = make_run(tmp_path / "runs", end="finished", alive=False, devices=2)
     async with make(attach=run).run_test(size=(80, 24)) as pilot:
         app = pilot.app

@@ -54,6 +54,7 @@ def test_values_are_rounded_on_their_way(monkeypatch):
         assert sent == {torch.bfloat16: 2 * sum(map(len, messages))}
 
 
+@pytest.mark.long
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("world", [2, 3, 4])
 @BOTH

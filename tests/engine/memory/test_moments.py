@@ -338,6 +338,7 @@ def test_ranges_draw_as_the_whole_does(kind, fallback):
     assert_same_bits(whole, parts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [grid("bf16"), "int8"])
 def test_every_instruction_set_gives_the_same_bits(kind, builds):
     results = []
@@ -386,6 +387,7 @@ def test_the_seed_decides_how_moments_are_rounded(kind):
     assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [grid("bf16"), "int8"])
 def test_follows_the_run_with_exact_moments(kind):
     plan = f"{STAGES[0]} | N=2 M=4 MR=4"

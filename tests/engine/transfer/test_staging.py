@@ -16,7 +16,7 @@ from rptrain.kernels.quant import Quantized
 from rptrain.models.transforms.lora import LoRA, without_adapters
 from rptrain.models.weights import pretrained
 from rptrain.models.weights.file_backed import FileBackedUnit, FileBackedWeights, file_backed_units
-from tests.cases import grid
+from tests.cases import grid, long
 
 from ... import run_tools as tools
 from ...layouts import layout_of
@@ -69,7 +69,7 @@ def mapped_store(folder, cfg, kind, *, dtype=torch.float32, asynchronous=True, w
             yield store
 
 
-@pytest.mark.parametrize("name", ["lora", "tied", grid("experts"), grid("parts")])
+@pytest.mark.parametrize("name", [long("lora"), "tied", grid("experts"), grid("parts")])
 def test_the_bits_of_a_base_in_memory(tmp_path, name):
     cfg, kind = CASES[name]
     batches = plain.make_batches(3)
