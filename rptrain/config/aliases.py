@@ -25,6 +25,7 @@ _ALIASES = {
     "data.max_length": "cutoff_len sequence_len seq_len max_seq_len max_seq_length sequence_length "
     "model_max_length block_size context_length data.length",
     "data.packing": "sample_packing packed neat_packing pack",
+    "data.columns": "column_mapping column_map columns_mapping",
     "data.chat_template": "template chat_template_path chat_template_jinja prompt_template conversation_template "
     "jinja_template",
     "train.method": "finetuning_type use_peft peft_config training_type full_finetuning .adapter model.adapter "
@@ -120,6 +121,9 @@ _ADVICE = {
         "unfrozen_parameters": "use the opposite, `train.freeze`",
         "double_quant": "it was removed; a run that has it set can only be resumed by the version of rptrain that "
         "began it",
+        "dataset_text_field text_column text_field": 'use `data.columns`, such as columns = {text = "body"}',
+        "field_* prompt_column response_column completion_column input_column output_column": "use `data.columns`, "
+        'such as columns = {instruction = "question", output = "answer"}',
         "completion_only_loss train_on_responses_only": "use `data.assistant_only_loss`",
         "interleave_probs mix_strategy interleave_strategy probabilities": "use `data.train.weight`, "
         "how often a set is used per epoch",
@@ -175,8 +179,8 @@ _UNAVAILABLE = {
         "a learning rate for some of the weights": "embedding_learning_rate embedding_lr loraplus_lr_ratio lr_groups",
         "another parameter of the learning rate schedule": "lr_scheduler_kwargs cosine_constant_lr_ratio "
         "lr_scheduler_args",
-        "a choice of columns": "dataset_text_field text_column columns field_* message_property_mappings "
-        "message_field_*",
+        "another name for the fields of messages": "message_property_mappings message_field_* role_tag content_tag "
+        "user_tag assistant_tag system_tag observation_tag function_tag tags",
         "a choice of turns to train on": "mask_history roles_to_train train_on_eos train_on_eot",
         "a tracker other than those of log.report_to": "mlflow_* swanlab_* comet_* logging_dir",
         "publishing to a hub": "push_to_hub hub_*",

@@ -40,7 +40,8 @@ def data_question(
     async def show(path: str) -> Content:
         shown = Draft(draft.path, draft.text)
         try:
-            shown.update({"data.train.0.path": path, "data.train.0.format": "", "data.train.0.split": ""})
+            unset = dict.fromkeys((f"data.train.0.{key}" for key in ("format", "split", "columns")), "")
+            shown.update({"data.train.0.path": path, **unset})
         except UserError as error:
             return Content.styled(as_message(str(error)), "$error")
         return await first_samples(shared.helper, shown)
