@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 FORMATS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".jsonl": "JSON", ".py": "Python", ".ipynb": "a notebook"}
-ADVICE = "write it as TOML: rptrain.toml is an example, and docs/guide/config.md and `rptrain --keys` list the keys"
+ADVICE = "write it as TOML: `rptrain init` writes an example, and `rptrain --keys` lists the keys"
 
 _PYTHON = re.compile(r"(?:from\s+[\w.]+\s+import|import\s+[\w.]+|def\s+\w+\(|class\s+\w+)\b")
 _YAML = re.compile(r"---|%YAML|- |(?:[\w./-]+|\"[^\"]*\"|'[^']*')\s*:(?:\s|$)")

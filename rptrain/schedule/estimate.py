@@ -5,9 +5,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.util import find_spec
 from itertools import accumulate
 from math import inf
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rptrain.schedule.coarse import MOST_TURNS, shortened
@@ -217,10 +217,10 @@ def _steps(
 @cache
 def _library() -> Any:
     """estimate.c, with the types of its function; None if the package was installed without a compiler."""
-    spec = find_spec("rptrain.schedule._estimate")
-    if spec is None or spec.origin is None:
+    file = Path(__file__).with_name("_estimate.so")
+    if not file.exists():
         return None
-    found = ctypes.CDLL(spec.origin)
+    found = ctypes.CDLL(str(file))
     numbers, pointer = [ctypes.c_long] * 6, ctypes.c_void_p
     found.schedule_steps.argtypes = [*numbers, pointer, ctypes.c_double, ctypes.c_double, pointer, pointer]
     found.schedule_steps.restype = None

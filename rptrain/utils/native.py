@@ -4,7 +4,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 from functools import cache
-from importlib.util import find_spec
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the command line loads a library before torch is imported
@@ -21,9 +22,10 @@ _SUFFIXES = {  # of entries
 
 @cache
 def library(module: str) -> ctypes.CDLL | None:
-    """The library with the name of an extension module; None if the package was installed without a compiler."""
-    spec = find_spec(module)
-    return ctypes.CDLL(spec.origin) if spec and spec.origin else None
+    """The library with this name, such as "rptrain.kernels._quant"; None if it was installed without a compiler."""
+    package, _, name = module.rpartition(".")
+    file = Path(import_module(package).__path__[0], f"{name}.so")
+    return ctypes.CDLL(str(file)) if file.exists() else None
 
 
 def suffix(dtype: "torch.dtype") -> str:

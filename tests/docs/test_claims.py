@@ -16,6 +16,7 @@ from rptrain.data.messages import NATIVE, ROLES
 from rptrain.engine.optim.traffic import fraction_of_codes, update_bytes
 from rptrain.planner.changes import ORDER
 from rptrain.planner.learning_rate import LARGE, RATES, as_rate
+from rptrain.preflight.checks import TRACKERS
 from rptrain.preflight.model import training_model
 from rptrain.runs.folder import run_dir
 from rptrain.schedule.machine import CARDS
@@ -47,6 +48,12 @@ def test_versions_are_those_of_pyproject():
     for name in ("transformers", "peft"):
         assert f"{name} {needs[name][0]} to below {needs[name][1]}" in text("CONTRIBUTING.md")
     assert f"Python {PROJECT['requires-python'].removeprefix('>=')} to " in text("README.md")
+
+
+def test_extras_that_messages_and_documents_name_exist():
+    files = [*(ROOT / "rptrain").rglob("*.py"), *GUIDE.glob("*.md"), ROOT / "README.md"]
+    named = {name for file in files for name in re.findall(r"rptrain\[(\w+)\]", file.read_text(encoding="utf-8"))}
+    assert {"tensorboard"} < named | set(TRACKERS) <= set(PROJECT["optional-dependencies"])
 
 
 def test_the_readme_is_short():

@@ -3,10 +3,12 @@
 import re
 import shutil
 import tomllib
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 
+import rptrain.kernels
 from rptrain.doctor.host import EXTENSIONS
 from rptrain.utils import native
 
@@ -17,12 +19,20 @@ def test_all_compiled_files_load():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     built = {module["name"] for module in settings["ext-modules"]}
     product = [path for folder in ("rptrain", "kernels") for path in (ROOT / folder).rglob("*.py")]
-    calls = re.compile(r'(?:native[._]library|find_spec)\("(rptrain[\w.]+)"\)')  # rptrain.schedule imports no package
+    calls = re.compile(r'native[._]library\("(rptrain[\w.]+)"\)')
     asked = {name for path in product for name in calls.findall(path.read_text())}
+    asked.add("rptrain.schedule._estimate")  # rptrain.schedule imports no package
     assert built == asked == set(EXTENSIONS)
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
     assert not [name for name in built if native.library(name) is None]
+
+
+def test_libraries_of_one_version_of_python_are_not_loaded(tmp_path, monkeypatch):
+    """They may be left from an earlier installation."""
+    (tmp_path / f"_quant{EXTENSION_SUFFIXES[0]}").touch()
+    monkeypatch.setattr(rptrain.kernels, "__path__", [str(tmp_path)])
+    assert native.library.__wrapped__("rptrain.kernels._quant") is None
 
 
 def test_all_packages_are_installed():
