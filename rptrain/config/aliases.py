@@ -9,7 +9,7 @@ from rptrain.utils.suggest import edits, typo_of
 # Names that other trainers have for our keys (TrainingArguments, TRL, axolotl, LLaMA-Factory, Unsloth, torchtune), and
 # earlier names of ours. A name with a table stands for the key in that table alone, one with a leading dot for the key
 # without a table.
-_ALIASES = {
+ALIASES = {
     "model.path": "model_name_or_path pretrained_model_name_or_path base_model model_name model_id checkpoint_dir "
     "model.base model.name",
     "model.dtype": "torch_dtype precision model_dtype bf16 pure_bf16 bfloat16 fp32 float32 fp16 float16 half pure_fp16",
@@ -85,7 +85,7 @@ _ALIASES = {
     "log.every log.interval",
     "log.run_name": "experiment_name wandb_name exp_name log.name",
 }
-_CANONICAL = {alias: key for key, aliases in _ALIASES.items() for alias in aliases.split()}
+_CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases.split()}
 
 # Names that other trainers have for our tables.
 _TABLES = {
@@ -112,12 +112,13 @@ _VAGUE = {"type", "name", "mode", "kind", "size", "file", "dir", "value"}
 
 # Words without a key of the same meaning, and what to write instead. A word that ends in "*" matches every word that
 # starts with it.
-_ADVICE = {
+ADVICE = {
     word: advice
     for words, advice in {
         "gradient_accumulation_steps gradient_accumulation grad_accum": "it follows from "
         "`train.global_batch_size` / `train.micro_batch_size`",
         "train_on_inputs train_on_input train_on_prompt": "use the opposite, `data.assistant_only_loss`",
+        "stage": 'remove it for sft; for pt, set `data.train.format` to "text"; other stages are not available',
         "unfrozen_parameters": "use the opposite, `train.freeze`",
         "double_quant": "it was removed; a run that has it set can only be resumed by the version of rptrain that "
         "began it",
@@ -161,7 +162,7 @@ _ADVICE = {
 }
 
 # Features that rptrain does not have, with words as above.
-_UNAVAILABLE = {
+UNAVAILABLE = {
     word: feature
     for feature, words in {
         "LoRA on layers by number": "peft_layers_to_transform layers_to_transform lora_layers",
@@ -186,7 +187,7 @@ _UNAVAILABLE = {
         "publishing to a hub": "push_to_hub hub_*",
         "regularization of the loss": "label_smoothing_factor label_smoothing neftune_noise_alpha "
         "noisy_embedding_alpha dropout",
-        "preference and reinforcement learning": "rl dpo_* kto_* grpo_* pref_* beta reward_* stage",
+        "preference and reinforcement learning": "rl dpo_* kto_* grpo_* pref_* beta reward_*",
     }.items()
     for word in words.split()
 }
@@ -195,7 +196,7 @@ _UNAVAILABLE = {
 _SMALL_MOMENTS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
 
 # Values that other trainers have, and what to write here.
-_VALUES = {
+VALUES = {
     (key, value): advice
     for key, advised in {
         "train.method": {
@@ -232,8 +233,8 @@ _KEY = re.compile("`([a-z_.]+)(?: = [^`]*)?`")
 
 def other_names() -> dict[str, tuple[str, ...]]:
     """The names of each key in other trainers, and those that it replaces, by the first key of their advice."""
-    names = {key: [alias for alias in aliases.split() if "." not in alias] for key, aliases in _ALIASES.items()}
-    for word, advice in _ADVICE.items():
+    names = {key: [alias for alias in aliases.split() if "." not in alias] for key, aliases in ALIASES.items()}
+    for word, advice in ADVICE.items():
         if found := _KEY.search(advice):
             names.setdefault(found[1], []).append(word)
     return {key: tuple(words) for key, words in names.items() if key in keys()}
@@ -252,7 +253,7 @@ def answer(dotted: str, value: object = None) -> str:
     table = _TABLES.get(section, section)
     inside, names = f"{table}.{leaf}".lstrip("."), (dotted, f"{table}.{leaf}", leaf)
     siblings = [key for key in _KEYS if key.startswith(f"{table}.") and key.count(".") == table.count(".") + 1]
-    if advice := _first(_ADVICE, names):
+    if advice := _first(ADVICE, names):
         return advice
     if inside in _KEYS:
         return f"use `{inside}`"
@@ -263,7 +264,7 @@ def answer(dotted: str, value: object = None) -> str:
         return f"use `{key}`{_with_value(key, leaf, value)}"
     if key := _misspelled(leaf, siblings, 1):
         return f"did you mean `{key}`?"
-    if feature := _first(_UNAVAILABLE, (*names, *_unknown_tables(section))):
+    if feature := _first(UNAVAILABLE, (*names, *_unknown_tables(section))):
         return f"{feature} is not available in this version"
     if key := _elsewhere(table, leaf):
         return f"use `{key}`"
@@ -281,7 +282,7 @@ def answer_value(key: str, value: object) -> str | None:
     trainer; None for other values.
     """
     word = str(value).lower()
-    return _VALUES.get((key.replace("data.val.", "data.train."), word))
+    return VALUES.get((key.replace("data.val.", "data.train."), word))
 
 
 def _with_value(key: str, leaf: str, value: object) -> str:

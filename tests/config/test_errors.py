@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rptrain.config import errors
-from rptrain.config.aliases import _ALIASES, _CANONICAL
+from rptrain.config.aliases import _CANONICAL, ALIASES
 from rptrain.config.errors import ConfigError
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import keys
@@ -405,6 +405,6 @@ def test_words_of_other_trainers(folder, word, message):
 
 def test_aliases_lead_to_keys_and_are_no_keys():
     known = {*keys(), "data.train"}
-    assert set(_ALIASES) <= known
+    assert set(ALIASES) <= known
     assert not ({key.rpartition(".")[2] for key in keys()} | known) & set(_CANONICAL)
-    assert sum(len(words.split()) for words in _ALIASES.values()) == len(_CANONICAL), "a word stands for two keys"
+    assert sum(len(words.split()) for words in ALIASES.values()) == len(_CANONICAL), "a word stands for two keys"
