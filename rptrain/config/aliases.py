@@ -253,6 +253,8 @@ def answer(dotted: str, value: object = None) -> str:
     table = _TABLES.get(section, section)
     inside, names = f"{table}.{leaf}".lstrip("."), (dotted, f"{table}.{leaf}", leaf)
     siblings = [key for key in _KEYS if key.startswith(f"{table}.") and key.count(".") == table.count(".") + 1]
+    if section.rpartition(".")[2] == "columns":
+        return ADVICE["field_*"]
     if advice := _first(ADVICE, names):
         return advice
     if inside in _KEYS:

@@ -357,6 +357,7 @@ def test_files_that_cannot_be_read(folder):
         ("max_samples", "`data.train.weight` below 1"),
         ("data.dataset_text_field", "use `data.columns`, such as columns = {text"),
         ("datasets.field_output", "use `data.columns`"),
+        ("columns.response", "use `data.columns`"),
         ("datasets.message_field_role", "another name for the fields of messages is not available"),
         ("lora.layers_to_transform", "LoRA on layers by number is not available"),
         ("train.random_state", "use `train.seed`"),
