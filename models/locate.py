@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from rptrain.utils.suggest import nearest
 from rptrain.utils.text import quoted
 
 PRESETS = Path(__file__).parent / "presets"
+HUB_ID = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)  # owner/name on the hub
+_REPOSITORY = re.compile(r"models--(.+?)--(.+)")  # the name of a model's folder in the hub's cache
 
 
 def presets() -> list[str]:
@@ -23,7 +26,8 @@ def presets() -> list[str]:
 def locate(model_path: str) -> Path:
     """The directory of a model: a local one, a bundled preset, or a hub id that the local cache holds.
 
-    Nothing is downloaded. Raises UserError, with the presets and the nearest name, if nothing is found.
+    Nothing is downloaded. If nothing is found, raises UserError with the command that downloads a hub id, or for other
+    names with the presets and the nearest one.
     """
     directory = expanded(model_path)
     if model_path and os.path.isfile(directory / "config.json"):
@@ -35,12 +39,28 @@ def locate(model_path: str) -> Path:
         return cached
     if model_path and os.path.isdir(directory):
         raise UserError(f"{directory} is not a model directory: it has no config.json")
-    near = nearest(model_path.rsplit("/", 1)[-1].lower(), presets())
+    if HUB_ID.fullmatch(model_path):
+        raise UserError(
+            f"no model {quoted(repr(model_path))}: it is neither a directory nor in the hub cache {hub_cache()}. "
+            f"To download it from the hub: {download_command(model_path)}"
+        )
+    near = nearest(model_path.lower(), presets())
     raise UserError(
-        f"no model {quoted(repr(model_path))}: it is neither a directory, nor a preset ({', '.join(presets())}), "
-        f"nor in the hub cache {_hub_cache()}, and nothing is downloaded."
-        + (f" Did you mean {near[0]!r}?" if near else "")
+        f"no model {quoted(repr(model_path))}: it is neither a directory nor a preset ({', '.join(presets())}); a "
+        "model on the hub is named owner/name" + (f". Did you mean {near[0]!r}?" if near else "")
     )
+
+
+def download_command(hub_id: str) -> str:
+    """The command that downloads a model."""
+    return f"rptrain download {hub_id}"
+
+
+def hub_id_of(directory: Path) -> str | None:
+    """The hub id of a snapshot in a hub cache; None for another directory."""
+    place = directory.absolute()
+    match = _REPOSITORY.fullmatch(place.parent.parent.name) if place.parent.name == "snapshots" else None
+    return f"{match[1]}/{match[2]}" if match else None
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -63,14 +83,15 @@ def read_config(path: str | Path) -> dict[str, Any]:
 def cached() -> list[tuple[str, Path]]:
     """The models in the hub's cache: ids and directories."""
     found = []
-    for repository in sorted(_hub_cache().glob("models--*--*")):
+    for repository in sorted(hub_cache().glob("models--*--*")):
         hub_id = repository.name.removeprefix("models--").replace("--", "/", 1)
         if (directory := _cached(hub_id)) is not None:
             found.append((hub_id, directory))
     return found
 
 
-def _hub_cache() -> Path:
+def hub_cache() -> Path:
+    """The folder in which Hugging Face's libraries keep downloaded repositories."""
     if explicit := os.environ.get("HF_HUB_CACHE"):
         return expanded(explicit, "HF_HUB_CACHE")
     if home := os.environ.get("HF_HOME"):
@@ -82,7 +103,7 @@ def _cached(hub_id: str) -> Path | None:
     """The snapshot of `main`, or otherwise the newest one with a config.json."""
     if hub_id.count("/") != 1 or ".." in hub_id or hub_id.startswith("/"):
         return None
-    repository = _hub_cache() / f"models--{hub_id.replace('/', '--')}"
+    repository = hub_cache() / f"models--{hub_id.replace('/', '--')}"
     snapshots = sorted(
         (config.parent for config in repository.glob("snapshots/*/config.json")),
         key=lambda path: path.stat().st_mtime,

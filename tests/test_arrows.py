@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
     *("utils", "config", "schedule", "kernels", "models", "data", "engine", "machine", "checkpoint", "inference"),
-    *("runs", "preflight", "planner", "train", "bench", "doctor", "tui", "cli", "__main__"),
+    *("runs", "hub", "preflight", "planner", "train", "bench", "doctor", "tui", "cli", "__main__"),
 )
 ACYCLIC = ("engine",)  # packages whose submodules, the files and folders at their top, form no cycle
 

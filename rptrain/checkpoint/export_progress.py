@@ -71,9 +71,10 @@ def _fact(directory: Path, key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def loading_code(directory: Path) -> str:
+def loading_code(directory: Path, name: str | None = None, base_name: str | None = None) -> str:
     """Python code that loads an export: with PEFT if it is an adapter, else with transformers. Its path is relative to
-    the current directory if it is inside.
+    the current directory if it is inside. `name` and `base_name` replace the path of the export and of an adapter's
+    base.
     """
     adapter, base, at = directory / ADAPTER_CONFIG, None, "path"
     if adapter.is_file():
@@ -88,8 +89,8 @@ def loading_code(directory: Path) -> str:
             *(["from peft import PeftModel"] if base is not None else []),
             f"from transformers import {model}{', AutoTokenizer' * tokenizer}{', GenerationConfig' * generation}",
             "",
-            *([f"base = {_quoted(base)}"] if base is not None else []),
-            f"path = {_quoted(str(from_here(directory)))}",
+            *([f"base = {_quoted(base_name or base)}"] if base is not None else []),
+            f"path = {_quoted(name or str(from_here(directory)))}",
             f"model = {model}.from_pretrained({at})",
             *(["model.generation_config = GenerationConfig.from_pretrained(path)"] if generation else []),
             *(["model = PeftModel.from_pretrained(model, path)"] if base is not None else []),

@@ -14,6 +14,7 @@ from rptrain.cli.chat import chat
 from rptrain.cli.data import data
 from rptrain.cli.doctor import doctor
 from rptrain.cli.exits import ending_at_once
+from rptrain.cli.hub import download, push
 from rptrain.cli.init import init
 from rptrain.cli.models import export, generate
 from rptrain.cli.open import open_file
@@ -43,7 +44,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.callback(invoke_without_command=True)(root)
-for command in (init, train, plan, bench, runs, attach, doctor, export, generate, chat):
+for command in (init, train, plan, bench, runs, attach, doctor, export, generate, chat, download, push):
     app.command()(command)
 app.add_typer(data, name="data")
 app.command(OPEN, hidden=True)(open_file)

@@ -391,11 +391,15 @@ def test_locate(tmp_path, monkeypatch) -> None:
     (model / "config.json").write_text("{}")
     assert locate(str(model)) == model
     assert locate("qwen3-1.7b") == PRESETS / "qwen3-1.7b"
-    for wrong in ("qwen-1.7b", "Qwen/Qwen3-1.7B", "../../no", "/nowhere/at/all", ""):
-        with pytest.raises(UserError, match=r"qwen3-1\.7b"):
+    for wrong in ("qwen-1.7b", "../../no", "/nowhere/at/all", ""):
+        with pytest.raises(UserError, match=r"qwen3-1\.7b") as caught:
             locate(wrong)
+        assert "rptrain download" not in str(caught.value)
     with pytest.raises(UserError, match=r"Did you mean 'qwen3-1\.7b'"):
+        locate("Qwen3-1.7B")
+    with pytest.raises(UserError, match=r"rptrain download Qwen/Qwen3-1\.7B$") as caught:
         locate("Qwen/Qwen3-1.7B")
+    assert "qwen3-1.7b" not in str(caught.value), "a preset has no weights"
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"])

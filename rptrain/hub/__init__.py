@@ -1,0 +1,1 @@
+"""Models and data sets on the Hugging Face Hub: downloading, and pushing results."""
