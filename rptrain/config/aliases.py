@@ -156,7 +156,8 @@ ADVICE = {
         "wandb_entity wandb_watch wandb_log_model wandb_mode": "set it as an environment variable of wandb, such as "
         "WANDB_ENTITY",
         "rope_scaling rope_theta": "set it in the model's config.json",
-        "revision model_revision": "name the folder of that snapshot as `model.path`",
+        "revision model_revision": "name the folder that `rptrain download --revision` prints as `model.path`",
+        "push_to_hub hub_*": "use `rptrain push RUN OWNER/NAME` after training",
     }.items()
     for word in words.split()
 }
@@ -184,7 +185,6 @@ UNAVAILABLE = {
         "user_tag assistant_tag system_tag observation_tag function_tag tags",
         "a choice of turns to train on": "mask_history roles_to_train train_on_eos train_on_eot",
         "a tracker other than those of log.report_to": "mlflow_* swanlab_* comet_* logging_dir",
-        "publishing to a hub": "push_to_hub hub_*",
         "regularization of the loss": "label_smoothing_factor label_smoothing neftune_noise_alpha "
         "noisy_embedding_alpha dropout",
         "preference and reinforcement learning": "rl dpo_* kto_* grpo_* pref_* beta reward_*",
