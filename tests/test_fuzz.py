@@ -104,7 +104,7 @@ def override(key: str, value: str) -> None:
 def rows(data: bytes, suffix: str) -> None:
     def read(path: Path) -> None:
         tally = formats.Tally()
-        list(formats.read(path, "auto", tally))
+        list(formats.read(path, formats.AUTO, tally))
         tally.judge(0.01)
 
     of_file(data, suffix, read)

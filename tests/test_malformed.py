@@ -124,7 +124,7 @@ def refused_or_taken(function: Callable[[], object]) -> bool:
 
 def read_all(file: Path) -> None:
     tally = formats.Tally()
-    list(formats.read(file, "auto", tally))
+    list(formats.read(file, formats.AUTO, tally))
     tally.judge(0.01)
 
 

@@ -13,6 +13,7 @@ from benchmarks.chat_templates.conversations import CONVERSATIONS
 from benchmarks.chat_templates.families import FAMILIES, Family, added_tokens, special_tokens
 from benchmarks.chat_templates.judge import Result, Template, judge
 from rptrain.data.formats import Example, Tally, read
+from rptrain.data.row_format import RowFormat
 from rptrain.data.template import EncodeOptions, encode
 from rptrain.data.tokens import Document
 
@@ -68,7 +69,7 @@ def measure(template: Template, names: Sequence[str], reasoning: str = "refuse")
         file = Path(folder, "rows.jsonl")
         file.write_text("".join(json.dumps(CONVERSATIONS[name]) + "\n" for name in names))
         bad = Tally(shown=len(names))
-        examples = list(read(file, "messages", bad))
+        examples = list(read(file, RowFormat("messages"), bad))
     results = {line: Result(None, [], reason, Tally) for line, reason in _reasons(bad)}
     results |= encoded(template, examples, reasoning)
     return [

@@ -27,6 +27,7 @@ from benchmarks.chat_templates.measure import encoded, tokenizer_for
 from benchmarks.commit import commit
 from rptrain.data.formats import read
 from rptrain.data.render import Template as Dated
+from rptrain.data.row_format import RowFormat
 
 NAMES = (
     "one turn",
@@ -114,7 +115,7 @@ def compare(name: str, published: str, training: str) -> list[list[str]]:
     with TemporaryDirectory() as folder:
         file = Path(folder, "rows.jsonl")
         file.write_text("".join(json.dumps(CONVERSATIONS[conversation]) + "\n" for conversation in NAMES))
-        examples = list(read(file, "messages"))
+        examples = list(read(file, RowFormat("messages")))
     rows = list[list[str]]()
     for kind, text in (("published", published), ("marked", training)):
         tokenizer.chat_template = text

@@ -28,6 +28,7 @@ from benchmarks.chat_templates.trl_masks import family_of, reason_for, trl_mask,
 from benchmarks.commit import commit
 from rptrain.config.resolve import resolve
 from rptrain.data.formats import read
+from rptrain.data.row_format import RowFormat
 from rptrain.runs.records import events
 from rptrain.train.run import train
 
@@ -107,7 +108,7 @@ def compare(name: str, published: str, training: str, devices: str) -> Outcome:
         write_model(folder / "model", tokenizer, family)
         file = folder / "rows.jsonl"
         file.write_text("".join(json.dumps(CONVERSATIONS[conversation]) + "\n" for conversation in NAMES))
-        results = encoded(template, list(read(file, "messages")))
+        results = encoded(template, list(read(file, RowFormat("messages"))))
         used = {line: conversation for line, conversation in enumerate(NAMES, 1) if results[line].ids is not None}
         file.write_text("".join(json.dumps(CONVERSATIONS[conversation]) + "\n" for conversation in used.values()))
         config = folder / "run.toml"

@@ -9,7 +9,7 @@ from rptrain.utils.suggest import edits, typo_of
 # Names that other trainers have for our keys (TrainingArguments, TRL, axolotl, LLaMA-Factory, Unsloth, torchtune), and
 # earlier names of ours. A name with a table stands for the key in that table alone, one with a leading dot for the key
 # without a table.
-_ALIASES = {
+ALIASES = {
     "model.path": "model_name_or_path pretrained_model_name_or_path base_model model_name model_id checkpoint_dir "
     "model.base model.name",
     "model.dtype": "torch_dtype precision model_dtype bf16 pure_bf16 bfloat16 fp32 float32 fp16 float16 half pure_fp16",
@@ -25,6 +25,7 @@ _ALIASES = {
     "data.max_length": "cutoff_len sequence_len seq_len max_seq_len max_seq_length sequence_length "
     "model_max_length block_size context_length data.length",
     "data.packing": "sample_packing packed neat_packing pack",
+    "data.columns": "column_mapping column_map columns_mapping",
     "data.chat_template": "template chat_template_path chat_template_jinja prompt_template conversation_template "
     "jinja_template",
     "train.method": "finetuning_type use_peft peft_config training_type full_finetuning .adapter model.adapter "
@@ -84,7 +85,7 @@ _ALIASES = {
     "log.every log.interval",
     "log.run_name": "experiment_name wandb_name exp_name log.name",
 }
-_CANONICAL = {alias: key for key, aliases in _ALIASES.items() for alias in aliases.split()}
+_CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases.split()}
 
 # Names that other trainers have for our tables.
 _TABLES = {
@@ -111,15 +112,19 @@ _VAGUE = {"type", "name", "mode", "kind", "size", "file", "dir", "value"}
 
 # Words without a key of the same meaning, and what to write instead. A word that ends in "*" matches every word that
 # starts with it.
-_ADVICE = {
+ADVICE = {
     word: advice
     for words, advice in {
         "gradient_accumulation_steps gradient_accumulation grad_accum": "it follows from "
         "`train.global_batch_size` / `train.micro_batch_size`",
         "train_on_inputs train_on_input train_on_prompt": "use the opposite, `data.assistant_only_loss`",
+        "stage": 'remove it for sft; for pt, set `data.train.format` to "text"; other stages are not available',
         "unfrozen_parameters": "use the opposite, `train.freeze`",
         "double_quant": "it was removed; a run that has it set can only be resumed by the version of rptrain that "
         "began it",
+        "dataset_text_field text_column text_field": 'use `data.columns`, such as columns = {text = "body"}',
+        "field_* prompt_column response_column completion_column input_column output_column": "use `data.columns`, "
+        'such as columns = {instruction = "question", output = "answer"}',
         "completion_only_loss train_on_responses_only": "use `data.assistant_only_loss`",
         "interleave_probs mix_strategy interleave_strategy probabilities": "use `data.train.weight`, "
         "how often a set is used per epoch",
@@ -151,13 +156,14 @@ _ADVICE = {
         "wandb_entity wandb_watch wandb_log_model wandb_mode": "set it as an environment variable of wandb, such as "
         "WANDB_ENTITY",
         "rope_scaling rope_theta": "set it in the model's config.json",
-        "revision model_revision": "name the folder of that snapshot as `model.path`",
+        "revision model_revision": "name the folder that `rptrain download --revision` prints as `model.path`",
+        "push_to_hub hub_*": "use `rptrain push RUN OWNER/NAME` after training",
     }.items()
     for word in words.split()
 }
 
 # Features that rptrain does not have, with words as above.
-_UNAVAILABLE = {
+UNAVAILABLE = {
     word: feature
     for feature, words in {
         "LoRA on layers by number": "peft_layers_to_transform layers_to_transform lora_layers",
@@ -175,14 +181,13 @@ _UNAVAILABLE = {
         "a learning rate for some of the weights": "embedding_learning_rate embedding_lr loraplus_lr_ratio lr_groups",
         "another parameter of the learning rate schedule": "lr_scheduler_kwargs cosine_constant_lr_ratio "
         "lr_scheduler_args",
-        "a choice of columns": "dataset_text_field text_column columns field_* message_property_mappings "
-        "message_field_*",
+        "another name for the fields of messages": "message_property_mappings message_field_* role_tag content_tag "
+        "user_tag assistant_tag system_tag observation_tag function_tag tags",
         "a choice of turns to train on": "mask_history roles_to_train train_on_eos train_on_eot",
         "a tracker other than those of log.report_to": "mlflow_* swanlab_* comet_* logging_dir",
-        "publishing to a hub": "push_to_hub hub_*",
         "regularization of the loss": "label_smoothing_factor label_smoothing neftune_noise_alpha "
         "noisy_embedding_alpha dropout",
-        "preference and reinforcement learning": "rl dpo_* kto_* grpo_* pref_* beta reward_* stage",
+        "preference and reinforcement learning": "rl dpo_* kto_* grpo_* pref_* beta reward_*",
     }.items()
     for word in words.split()
 }
@@ -191,7 +196,7 @@ _UNAVAILABLE = {
 _SMALL_MOMENTS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
 
 # Values that other trainers have, and what to write here.
-_VALUES = {
+VALUES = {
     (key, value): advice
     for key, advised in {
         "train.method": {
@@ -228,8 +233,8 @@ _KEY = re.compile("`([a-z_.]+)(?: = [^`]*)?`")
 
 def other_names() -> dict[str, tuple[str, ...]]:
     """The names of each key in other trainers, and those that it replaces, by the first key of their advice."""
-    names = {key: [alias for alias in aliases.split() if "." not in alias] for key, aliases in _ALIASES.items()}
-    for word, advice in _ADVICE.items():
+    names = {key: [alias for alias in aliases.split() if "." not in alias] for key, aliases in ALIASES.items()}
+    for word, advice in ADVICE.items():
         if found := _KEY.search(advice):
             names.setdefault(found[1], []).append(word)
     return {key: tuple(words) for key, words in names.items() if key in keys()}
@@ -248,7 +253,9 @@ def answer(dotted: str, value: object = None) -> str:
     table = _TABLES.get(section, section)
     inside, names = f"{table}.{leaf}".lstrip("."), (dotted, f"{table}.{leaf}", leaf)
     siblings = [key for key in _KEYS if key.startswith(f"{table}.") and key.count(".") == table.count(".") + 1]
-    if advice := _first(_ADVICE, names):
+    if section.rpartition(".")[2] == "columns":
+        return ADVICE["field_*"]
+    if advice := _first(ADVICE, names):
         return advice
     if inside in _KEYS:
         return f"use `{inside}`"
@@ -259,7 +266,7 @@ def answer(dotted: str, value: object = None) -> str:
         return f"use `{key}`{_with_value(key, leaf, value)}"
     if key := _misspelled(leaf, siblings, 1):
         return f"did you mean `{key}`?"
-    if feature := _first(_UNAVAILABLE, (*names, *_unknown_tables(section))):
+    if feature := _first(UNAVAILABLE, (*names, *_unknown_tables(section))):
         return f"{feature} is not available in this version"
     if key := _elsewhere(table, leaf):
         return f"use `{key}`"
@@ -277,7 +284,7 @@ def answer_value(key: str, value: object) -> str | None:
     trainer; None for other values.
     """
     word = str(value).lower()
-    return _VALUES.get((key.replace("data.val.", "data.train."), word))
+    return VALUES.get((key.replace("data.val.", "data.train."), word))
 
 
 def _with_value(key: str, leaf: str, value: object) -> str:

@@ -106,10 +106,14 @@ def _explain(error: ErrorDetails) -> list[tuple[KeyPath, str]]:
         case "missing":
             return [(key, f"`{name}` is missing: {keys()[_plain(key)].description}")]
         case "conflicts":
-            return [(tuple(one.key.split(".")), f"`{one.key}`: {one.text}") for one in context["conflicts"]]
+            return [(one.path, f"`{one.key}`: {one.text}") for one in context["conflicts"]]
         case "literal_error":
             choices = re.findall(r"'([^']*)'", context["expected"])
             return [(key, f"`{name}`: {_choices(choices, value, answer_value(_plain(key), value))}")]
+        case "value_error" if isinstance(value, dict):
+            return [(key, f"`{name}` {context['error']}")]
+        case "dict_type":
+            sentence = 'must be a table, such as {prompt = "question", completion = "answer"}'
         case "model_type":
             sentence = f"must be a table, [{name}]"
         case "tuple_type" if isinstance(value, dict):

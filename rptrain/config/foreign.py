@@ -5,7 +5,10 @@ import re
 from pathlib import Path
 
 FORMATS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".jsonl": "JSON", ".py": "Python", ".ipynb": "a notebook"}
-ADVICE = "write it as TOML: `rptrain init` writes an example, and `rptrain --keys` lists the keys"
+ADVICE = (
+    "write it as TOML: `rptrain init` writes an example, `rptrain --keys` lists the keys, and keys of other trainers "
+    "are answered with these"
+)
 
 _PYTHON = re.compile(r"(?:from\s+[\w.]+\s+import|import\s+[\w.]+|def\s+\w+\(|class\s+\w+)\b")
 _YAML = re.compile(r"---|%YAML|- |(?:[\w./-]+|\"[^\"]*\"|'[^']*')\s*:(?:\s|$)")

@@ -133,6 +133,8 @@ def _one(annotation: Any) -> str:
         return ", ".join(json.dumps(choice) for choice in given)
     if origin is tuple:
         return "list of numbers" if given[0] is not str and "float" in repr(given[0]) else "list of texts"
+    if origin is dict:
+        return "table of texts"
     base = given[0] if given and hasattr(annotation, "__metadata__") else annotation
     names = {str: "text", bool: "true or false", int: "whole number", float: "number"}
     return names.get(base) or _one(base)

@@ -16,6 +16,11 @@ class Conflict:
     text: str
     keys: tuple[str, ...]
 
+    @property
+    def path(self) -> tuple[str | int, ...]:
+        """The parts of the key, numbers of data sets as such."""
+        return tuple(int(part) if part.isdecimal() else part for part in self.key.split("."))
+
 
 class Rules(Generic[Tree]):
     """The rules of a config."""

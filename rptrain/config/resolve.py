@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import date, time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def _conflicts_beside(
         Config.model_validate({**sections, "model": model, "data": data})
     except ValidationError as error:
         return [
-            (tuple(one.key.split(".")), f"`{one.key}`: {one.text}")
+            (one.path, f"`{one.key}`: {one.text}")
             for found in error.errors(include_url=False)
             for one in found.get("ctx", {}).get("conflicts", ())
             if wrong.isdisjoint(one.keys)
@@ -145,6 +146,11 @@ def render(resolved: Resolved) -> str:
                 for index, row in enumerate(value):
                     rows.append(table(row, f"{prefix}.{name}.{index}"))
                 result.add(name, rows)
+            elif isinstance(value, Mapping):  # columns of data
+                inline = tomlkit.inline_table()
+                inline.update(value)
+                origin = resolved.origins[".".join([prefix, name, *islice(value, 1)])]
+                result.add(name, inline.comment(one_line(origin)))
             else:
                 origin = one_line(resolved.origins[f"{prefix}.{name}"])  # a file's name may have any characters
                 result.add(name, tomlkit.item(value).comment(origin))

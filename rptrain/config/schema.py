@@ -19,8 +19,9 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from rptrain.config.columns import fault_of
 from rptrain.config.relations import Found, Rules
-from rptrain.config.types import MAX_COUNT, Beta, Count, Devices, Names, Number, PathText, RunName, Size, Text
+from rptrain.config.types import MAX_COUNT, Beta, Columns, Count, Devices, Names, Number, PathText, RunName, Size, Text
 
 LOSS_SCALE, LOSS_SCALE_STEPS = 65536.0, 2000
 # Keys that can be "auto" until a run begins
@@ -58,6 +59,8 @@ class TrainSet(Section):
     """a file, a folder, a pattern such as "chats/*.jsonl", or built-in data: builtin:tasks, builtin:random"""
     format: Literal["auto", "messages", "sharegpt", "prompt_completion", "alpaca", "text"] = "auto"
     """the format of a row; "auto" detects it"""
+    columns: Columns | None = None
+    """columns with other names than the format's: {prompt = "question", completion = "answer"}; unset: data.columns"""
     split: Text = "train"
     """the split to use, if the data has splits"""
     weight: float = Field(default=1.0, gt=0, le=1000)
@@ -83,6 +86,8 @@ class Data(Section):
     """put several samples into one sequence; they do not see each other"""
     assistant_only_loss: bool = True
     """compute the loss only on assistant replies"""
+    columns: Columns | None = None
+    """columns with other names than the format's, of sets without their own; unset: rows have the format's names"""
     chat_template: Text | None = None
     """a Jinja file or text, or alpaca, chatml, gemma, llama3, mistral or vicuna; unset: the tokenizer's own"""
     reasoning: Literal["refuse", "drop", "inline"] = "refuse"
@@ -460,6 +465,16 @@ def _targets(config: Config) -> Found:
             "lora.target_modules",
             'must be text, or a list such as ["q_proj", "v_proj"], unless lora.target_parameters is set',
         )
+
+
+@RULES.about("data.columns", "data.train", "data.val")
+def _columns(config: Config) -> Found:
+    for name, sets in (("data.train", config.data.train), ("data.val", config.data.val)):
+        for number, source in enumerate(sets):
+            columns = config.data.columns if source.columns is None else source.columns
+            if columns and (fault := fault_of(source.format, columns)):
+                own = source.columns is not None
+                yield f"{name}.{number}.columns", fault if own else f"{fault}: give this data set its own columns"
 
 
 @RULES.about("train.method", "train.freeze")

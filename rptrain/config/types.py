@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveFloat, PositiveInt
 
+from rptrain.config.columns import parse_columns
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded_text
 from rptrain.utils.text import one_line
@@ -108,4 +109,5 @@ Size = Annotated[PositiveInt, BeforeValidator(parse_size), PlainSerializer(forma
 Devices = Annotated[str, BeforeValidator(parse_devices)]
 Names = Annotated[str | tuple[str, ...], BeforeValidator(parse_names)]
 Number = Annotated[PositiveFloat, PlainSerializer(shortest)]
+Columns = Annotated[dict[str, Text], AfterValidator(parse_columns)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -3,16 +3,18 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rptrain.config.columns import NAMES, fault_of
 from rptrain.config.schema import Config
 from rptrain.data import formats
 from rptrain.data.folders import choose
 from rptrain.data.formats import Example, Tally
 from rptrain.data.progress import Watch
 from rptrain.data.read import BOM, is_list, kind_of, rows_of
+from rptrain.data.row_format import RowFormat
 from rptrain.data.row_text import as_text, json_text, texts_of
 from rptrain.data.table_copy import copy_rows
 from rptrain.data.tokens import Document
@@ -48,8 +50,9 @@ def clean(
     """Copies the good rows of a data file as they are to a file of the same type, and the bad ones beside it, as JSON
     lines with `line`, `reason` and `row`; no row is in both or in none.
 
-    `format`: see `formats.read`; None: that of the file's data set in the config, or "auto". With a config, rows that
-    its chat template or tokenizer refuses are bad, too. Both files are complete or unchanged.
+    `format`: a name, see `RowFormat`; None: that of the file's data set in the config, or "auto". The columns are those
+    of the data set. With a config, rows that its chat template or tokenizer refuses are bad, too. Both files are
+    complete or unchanged.
 
     Raises UserError as `formats.read`, and if no row is good, if a file is in the way and not to be replaced (`force`),
     or if the source changes meanwhile.
@@ -60,7 +63,7 @@ def clean(
         (state,) = states_of([source])
     except OSError as error:
         raise UserError(f"{source} cannot be read: {error.strerror or error}") from error
-    tally = _checked(source, format or _format_of(source, config), config)
+    tally = _checked(source, _format_of(source, format, config), config)
     if tally.bad == tally.total:
         raise UserError(f"{source}: {tally.report()}\nNothing was written: set the format or the chat template.")
     reasons = {int(line): reason for line, _, reason in (text.partition(": ") for text in tally.first)}
@@ -99,19 +102,31 @@ def _check_paths(source: Path, to: Path, force: bool) -> None:
             raise UserError(f"{path} exists: name another file, or add --force to replace it")
 
 
-def _format_of(source: Path, config: Config | None) -> str:
-    """The format of the data set that a file belongs to, if that is in the config."""
+def _format_of(source: Path, format: str | None, config: Config | None) -> RowFormat:
+    """How the data set that a file belongs to is read, if that is in the config; with another format, if one is given.
+
+    Raises UserError if that format does not have the names of the data set's columns.
+    """
+    found = _in_config(source, config)
+    if format is None:
+        return found
+    if format in NAMES and (fault := fault_of(format, dict(found.columns))):
+        raise UserError(f"{source}: {fault}: use the format of the config")
+    return replace(found, name=format)
+
+
+def _in_config(source: Path, config: Config | None) -> RowFormat:
     if config is None:
-        return "auto"
+        return RowFormat()
     for given in (*config.data.train, *config.data.val):
         with suppress(UserError, OSError):  # of a set that is built in, or cannot be read
             files = choose(given.path, given.split, follow_links=config.data.follow_links).files
             if any(file.samefile(source) for file in files):
-                return given.format
-    return "auto"
+                return RowFormat.of(given, config.data)
+    return RowFormat()
 
 
-def _checked(source: Path, format: str, config: Config | None) -> Tally:
+def _checked(source: Path, format: RowFormat, config: Config | None) -> Tally:
     """The counts of all rows, with the reasons of all bad ones."""
     tally = Tally(shown=sys.maxsize)
     with phase("reading data", unit="") as reading:

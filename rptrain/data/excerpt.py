@@ -18,6 +18,7 @@ from rptrain.data.folders import choose
 from rptrain.data.formats import Example, Tally, limit_sentence
 from rptrain.data.loader import RANDOM, Tokenizing, questions_of
 from rptrain.data.read import share_of
+from rptrain.data.row_format import RowFormat
 from rptrain.data.template import EncodeOptions, load_template
 from rptrain.data.tokens import Document, Stream, gather
 from rptrain.utils.errors import UserError
@@ -115,7 +116,7 @@ def excerpt(source: TrainSet, data: Data, tokenizer: Any, limits: Limits) -> Exc
         states = states_of(files)
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror or error}") from error
-    parts, share = _of_files(source.format, settings, limits, tuple(files), states)
+    parts, share = _of_files(RowFormat.of(source, data), settings, limits, tuple(files), states)
     if any(part.out_of_time for part in parts):
         _of_files.cache_clear()
     return Excerpt(source, parts, len(files), sum(state.nbytes for state in states), share)
@@ -131,7 +132,7 @@ def check_readable(source: TrainSet, data: Data) -> None:
         questions_of(source)
         return
     for file in choose(source.path, source.split, follow_links=data.follow_links).files[:FILES]:
-        next(formats.read(file, source.format, rows=1), None)
+        next(formats.read(file, RowFormat.of(source, data), rows=1), None)
 
 
 def are_tokenized(sources: Sequence[TrainSet], data: Data, tokenizer: Any) -> bool:
@@ -143,7 +144,7 @@ def are_tokenized(sources: Sequence[TrainSet], data: Data, tokenizer: Any) -> bo
     if sum(file.stat().st_size for _, files in sets for file in files) > HASHED:
         return any(settings.folder.glob("*.safetensors"))
     tokenizing = settings.tokenizing()
-    return all(_cached(source.format, tokenizing, tuple(files)) is not None for source, files in sets)
+    return all(_cached(RowFormat.of(source, data), tokenizing, tuple(files)) is not None for source, files in sets)
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def _of_questions(path: str, split: str, settings: Settings, limits: Limits) -> 
 
 @lru_cache(8)
 def _of_files(
-    format: str, settings: Settings, limits: Limits, files: tuple[Path, ...], states: tuple[FileState, ...]
+    format: RowFormat, settings: Settings, limits: Limits, files: tuple[Path, ...], states: tuple[FileState, ...]
 ) -> tuple[tuple[Part, ...], float | None]:
     """The parts and their share of the files. `states`: those of the files, which have changed if they differ."""
     sizes, tokenizing = [state.nbytes for state in states], settings.tokenizing()
@@ -203,7 +204,7 @@ def _joined(parts: tuple[Part, ...], sizes: list[int]) -> float | None:
     return min(read / max(sum(sizes), 1), 0.999_999)
 
 
-def _cached(format: str, tokenizing: Tokenizing, files: tuple[Path, ...]) -> tuple[Part, ...] | None:
+def _cached(format: RowFormat, tokenizing: Tokenizing, files: tuple[Path, ...]) -> tuple[Part, ...] | None:
     """All rows of the files, if all are in the cache."""
     parts = []
     for file in files:
@@ -213,7 +214,7 @@ def _cached(format: str, tokenizing: Tokenizing, files: tuple[Path, ...]) -> tup
     return tuple(parts)
 
 
-def _of_file(file: Path, format: str, tokenizing: Tokenizing, limits: Limits) -> Part:
+def _of_file(file: Path, format: RowFormat, tokenizing: Tokenizing, limits: Limits) -> Part:
     tally = Tally(shown=REASONS)
     examples = formats.read(file, format, tally, limits.rows)
     stream, stopped, out_of_time = _read(examples, str(file), tokenizing, limits, tally)

@@ -14,8 +14,10 @@ from rptrain.data.messages import Message, check_row_flags
 from rptrain.data.notes import count, key_of
 from rptrain.data.other_tasks import PLACEHOLDERS, OtherTask, check_task
 from rptrain.data.read import READERS, rows_of
+from rptrain.data.row_format import RowFormat
 from rptrain.data.structs import Converted
 from rptrain.utils.errors import UserError
+from rptrain.utils.suggest import typo_of
 from rptrain.utils.text import counted
 
 log = logging.getLogger(__name__)
@@ -25,7 +27,8 @@ REMEDIES = (
     "fix these rows, set the format, write the good rows to a new file with `rptrain data clean`, or raise the limit"
 )
 BEGINNING = 1 << 20  # characters of a text file that are read if only its first rows are wanted
-LOOKED = 1000  # rows that are searched for keys of a format
+LOOKED = 1000  # rows that are searched for keys of a format, and for columns
+AUTO = RowFormat()
 
 
 @dataclass(frozen=True)
@@ -137,30 +140,35 @@ def limit_sentence(max_bad_rows: float) -> str:
 
 
 def read(
-    path: str | Path, format: str = "auto", tally: Tally | None = None, rows: int | None = None
+    path: str | Path, format: RowFormat = AUTO, tally: Tally | None = None, rows: int | None = None
 ) -> Iterator[Example]:
     """Yields the examples of a data file, or of its first `rows` rows and, of a text file, of its beginning.
 
-    `format` is a key of FORMATS, or "auto": the first row with a format's keys decides for the file, and rows for other
-    tasks are bad. Bad rows are left out and counted in `tally`. Raises UserError if the format is unknown, the file has
-    no rows, or its first rows are for another task.
+    If the format is "auto", the first row with a format's keys decides for the file, and rows for other tasks are bad.
+    Bad rows are left out and counted in `tally`. Raises UserError if the format is unknown, the file has no rows, its
+    first rows do not have the columns, or they are for another task.
     """
-    path, tally = Path(path), tally or Tally()
-    if format != "auto" and format not in FORMATS:
-        raise UserError(f"{path}: unknown data format {format!r}; use auto, {', '.join(FORMATS)}")
+    path, tally, name = Path(path), tally or Tally(), format.name
+    if name != "auto" and name not in FORMATS:
+        raise UserError(f"{path}: unknown data format {name!r}; use auto, {', '.join(FORMATS)}")
     found = rows_of(path) if rows is None else rows_of(path, BEGINNING)
     begin = list(islice(found, 1))
-    auto = format == "auto"
     if not begin:
         raise UserError(f"{path}: the file has no rows; remove it, or leave it out of data.train and data.val")
-    if format == "auto":
-        while (detected := _format_of(path, begin[-1][1])) is None:
-            more = list(islice(found, 1))
-            if not more or len(begin) == LOOKED:
-                raise _unknown(path, begin)
-            begin += more
-        format = detected
-    return _parsed(str(path), islice(chain(begin, found), rows), FORMATS[format].parse, tally, check=auto)
+    absent = dict(format.columns)
+    while True:
+        row = begin[-1][1]
+        if isinstance(row, dict):
+            absent = {key: column for key, column in absent.items() if column not in row}
+            name = (_format_of(path, row, format) or name) if name == "auto" else name
+        if not absent and name != "auto":
+            break
+        more = list(islice(found, 1))
+        if not more or len(begin) == LOOKED:
+            raise _without_columns(path, begin, absent) if absent else _unknown(path, begin)
+        begin += more
+    rows_read = islice(chain(begin, found), rows)
+    return _parsed(str(path), rows_read, FORMATS[name].parse, tally, format, check=format.name == "auto")
 
 
 def _parsed(
@@ -168,6 +176,7 @@ def _parsed(
     rows: Iterable[tuple[int, Any]],
     parse: Callable[[dict[str, Any]], dict[str, Any]],
     tally: Tally,
+    format: RowFormat,
     *,
     check: bool,
 ) -> Iterator[Example]:
@@ -178,12 +187,13 @@ def _parsed(
         try:
             if not isinstance(row, dict):
                 raise row if isinstance(row, ValueError) else ValueError("not a JSON object")
+            row = format.renamed(row)
             if check:
                 check_task(row)
             beside = check_row_flags(row) if check else set[str]()
             example = Example(file, line, **_noted(parse(row), row, beside))
         except ValueError as error:
-            tally.add(line, error)
+            tally.add(line, format.in_words_of_rows(str(error)))
             if isinstance(error, OtherTask):
                 count(tally.notes, [key_of("other_task")])
         else:
@@ -201,16 +211,15 @@ def _noted(fields: dict[str, Any], row: dict[str, Any], beside: set[str]) -> dic
     return {**fields, "notes": tuple(sorted(notes))}
 
 
-def _format_of(path: Path, row: Any) -> str | None:
+def _format_of(path: Path, row: dict[str, Any], given: RowFormat) -> str | None:
     """The format whose keys a row has. Raises UserError if it has the keys of another task."""
-    if not isinstance(row, dict):
-        return None
+    row = given.renamed(row)
     try:
         check_task(row)
     except OtherTask as error:
         raise UserError(f"{path}: this is {error}") from None
     present = {key for key in row if row[key] is not None}
-    return next((name for name, format in FORMATS.items() if format.keys <= present), None)
+    return next((name for name, format in FORMATS.items() if given.allows(name) and format.keys <= present), None)
 
 
 def _unknown(path: Path, rows: list[tuple[int, Any]]) -> UserError:
@@ -222,4 +231,19 @@ def _unknown(path: Path, rows: list[tuple[int, Any]]) -> UserError:
     read = (
         "" if path.suffix.lower() in READERS else f" (read as JSON, because its suffix is none of {', '.join(READERS)})"
     )
-    return UserError(f"{path}: no known data format{read}; {first}. Known formats and their keys: {wanted}.")
+    return UserError(
+        f"{path}: no known data format{read}; {first}. Known formats and their keys: {wanted}. If the columns have "
+        'other names, set them: columns = {prompt = "question", completion = "answer"}'
+    )
+
+
+def _without_columns(path: Path, rows: list[tuple[int, Any]], absent: Mapping[str, str]) -> UserError:
+    """The error for a file whose first rows have no columns of these names."""
+    line, row = next(((line, row) for line, row in rows if isinstance(row, dict)), rows[0])
+    name, column = next(iter(absent.items()))
+    has = f"its columns are {', '.join(map(repr, row))}" if isinstance(row, dict) else f"its first row: {row}"
+    near = typo_of(column, row) if isinstance(row, dict) else None
+    hint = f"; did you mean {near!r}?" if near else ""
+    return UserError(
+        f"{path}:{line}: there is no column {column!r}, which `columns` gives for `{name}`; {has}"[:LONGEST] + hint
+    )

@@ -18,6 +18,7 @@ from rptrain.data.formats import Tally
 from rptrain.data.pieces import piece
 from rptrain.data.probe import Probe
 from rptrain.data.progress import Watch
+from rptrain.data.row_format import RowFormat
 from rptrain.data.sequences import Group, Sequences, build, shuffled
 from rptrain.data.template import EncodeOptions, encode, load_template, template_for_tools
 from rptrain.data.tokens import Document, Origin, Stream, gather, tokenized
@@ -144,7 +145,7 @@ def prepare(data: Data, tokenizer: Any = None, *, vocab_size: int | None = None,
         else:
             chosen = choose(source.path, source.split, follow_links=data.follow_links)
             others.append((source, chosen))
-            found = settings.streams(chosen.files, source.format, data.max_bad_rows)
+            found = settings.streams(chosen.files, RowFormat.of(source, data), data.max_bad_rows)
         streams += found
         weights += [source.weight] * len(found)
     with phase("packing sequences"):
@@ -165,7 +166,7 @@ class Tokenizing:
 
     def __init__(self, tokenizer: Any, options: EncodeOptions, folder: Path) -> None:
         self._tokenizer, self._options, self._folder = tokenizer, options, folder
-        self.rows, self._counted = Tally(), set[tuple[str, str]]()  # files and their formats
+        self.rows, self._counted = Tally(), set[tuple[str, RowFormat]]()
         given = options.chat_template
         template = load_template(tokenizer, given) if given or tokenizer.chat_template else None
         self._template = template
@@ -190,7 +191,7 @@ class Tokenizing:
     def documents(self, examples: Iterable[formats.Example], tally: Tally) -> Generator[Document, None, None]:
         return encode(examples, self._tokenizer, self._options, tally=tally)
 
-    def streams(self, files: Sequence[Path], format: str, max_bad_rows: float) -> list[Stream]:
+    def streams(self, files: Sequence[Path], format: RowFormat, max_bad_rows: float) -> list[Stream]:
         """The tokens of a source's files. Raises UserError if more of all rows are bad than `max_bad_rows` allows."""
         streams: list[Stream] = []
         tallies: dict[str, Tally] = {}
@@ -207,7 +208,7 @@ class Tokenizing:
         return streams
 
     def _read(
-        self, files: Sequence[Path], format: str, watch: Watch, streams: list[Stream], tallies: dict[str, Tally]
+        self, files: Sequence[Path], format: RowFormat, watch: Watch, streams: list[Stream], tallies: dict[str, Tally]
     ) -> None:
         """Adds the tokens and the counts of each file, from the cache if they are there."""
         for number, file in enumerate(files):
@@ -227,20 +228,20 @@ class Tokenizing:
             streams.append(replace(found[0], name=str(file), origin=self._origin(file, format, found[1])))
             tallies[str(file)] = found[1]
 
-    def cached(self, file: Path, format: str) -> tuple[Stream, Tally] | None:
+    def cached(self, file: Path, format: RowFormat) -> tuple[Stream, Tally] | None:
         """The tokens of a file that was tokenized before; None if it was not. Reads the file, for its hash."""
         found = cache.load(self._folder, self._key(file, format))
         return found and (replace(found[0], name=str(file)), found[1])
 
-    def _origin(self, file: Path, format: str, tally: Tally) -> Origin:
+    def _origin(self, file: Path, format: RowFormat, tally: Tally) -> Origin:
         made = (self._tokenizer, self._template, self._options.assistant_only_loss)
-        return Origin(file, format, *made, tally, self._folder)
+        return Origin(file, format.name, *made, tally, self._folder)
 
-    def _key(self, file: Path, format: str) -> str:
+    def _key(self, file: Path, format: RowFormat) -> str:
         with phase(f"hashing {file.name}", _size(file), reads=True):
-            return cache.content_key(file, [format, *self._settings])
+            return cache.content_key(file, [format.key, *self._settings])
 
-    def _of_whole(self, file: Path, key: str, format: str, documents: Iterable[Document]) -> Iterator[Document]:
+    def _of_whole(self, file: Path, key: str, format: RowFormat, documents: Iterable[Document]) -> Iterator[Document]:
         """The documents of a file. Raises UserError at the end, before they are cached, if the file was changed."""
         yield from documents
         if self._key(file, format) != key:

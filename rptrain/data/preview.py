@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from rptrain.config.schema import Config, TrainSet
+from rptrain.config.schema import Config, Data, TrainSet
 from rptrain.data import formats, tasks
 from rptrain.data.amount import warnings_of
 from rptrain.data.datasets import find_tokenizer
@@ -19,6 +19,7 @@ from rptrain.data.excerpt import PLANNING, excerpt
 from rptrain.data.folders import choose
 from rptrain.data.loader import RANDOM, TASKS, Batches
 from rptrain.data.pieces import Trimmed, piece
+from rptrain.data.row_format import RowFormat
 from rptrain.data.samples import FirstSamples, Sample, TextPart
 from rptrain.data.sequences import Sequences
 from rptrain.data.template import EncodeOptions, encode
@@ -97,7 +98,7 @@ def first_samples(config: Config, count: int) -> FirstSamples:
     tokenizer = find_tokenizer(config, locate(config.model.path))
     found, reasons = list[tuple[formats.Example, Sample]](), list[str]()
     bad = 0
-    for file, read in _files(source, count, config.data.follow_links):
+    for file, read in _files(source, config.data, count):
         tally = formats.Tally()
         found += islice(_first_of(file, read(tally), config, tokenizer, tally, count), count - len(found))
         reasons += [f"{file}:{reason}" for reason in tally.first]
@@ -136,14 +137,14 @@ def _nothing_left(config: Config) -> str:
 Read = Callable[[formats.Tally], Iterator[formats.Example]]
 
 
-def _files(source: TrainSet, count: int, follow_links: bool) -> list[tuple[str, Read]]:
+def _files(source: TrainSet, data: Data, count: int) -> list[tuple[str, Read]]:
     """The names of a data set's files, with their readers."""
     if source.path == TASKS:
         questions = enumerate(tasks.questions("train", count), 1)
         examples = [formats.Example(TASKS, line, messages=one.messages) for line, one in questions]
         return [(TASKS, lambda tally: iter(examples))]
-    files = choose(source.path, source.split, follow_links=follow_links).files
-    return [(str(file), partial(formats.read, file, source.format)) for file in files]
+    files = choose(source.path, source.split, follow_links=data.follow_links).files
+    return [(str(file), partial(formats.read, file, RowFormat.of(source, data))) for file in files]
 
 
 def _first_of(

@@ -47,6 +47,8 @@ class Change:
             case "optim.moments":
                 bits = {"bf16": 16, "int8": 8}[self.value]
                 return f"optimizer state rounded to {bits} bits"
+            case "lora.base":
+                return "frozen weights are not quantized" if self.value == "bf16" else "frozen weights in 4 bits"
             case "data.max_length":
                 return OVERLONG[config.data.overlong]
         return {
@@ -57,7 +59,6 @@ class Change:
             "engine.replicas": "same up to rounding, fewer groups of GPUs",
             "optim.update": "exact updates, GPUs wait for the optimizer",
             "train.method": "trains adapters instead of all weights",
-            "lora.base": "frozen weights in 4 bits",
             "model.hold": "every step reads frozen weights from the disk",
         }[self.key]
 

@@ -246,7 +246,10 @@ class RemedySearch:
         if lora is None or lora.base not in ("nf4", "mxfp4"):
             found.append((*adapters, Change("lora.base", "nf4")))
         if on_disk and self.config.model.hold == "memory":
-            with_frozen = (one for one in ((), adapters) if (case := self.case(one)) and file_backed_units(case.spec))
+            quantized_here = lora is not None and lora.base in ("nf4", "int8", "fp8")  # files do not hold these
+            as_stored = (Change("lora.base", "bf16"),) if quantized_here else ()
+            methods = dict.fromkeys([as_stored, adapters])
+            with_frozen = (one for one in methods if (case := self.case(one)) and file_backed_units(case.spec))
             found += [(*one, Change("model.hold", "map")) for one in islice(with_frozen, 1)]
         return [method for method in found if self.case(method) is not None]
 

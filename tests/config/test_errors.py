@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rptrain.config import errors
-from rptrain.config.aliases import _ALIASES, _CANONICAL
+from rptrain.config.aliases import _CANONICAL, ALIASES
 from rptrain.config.errors import ConfigError
 from rptrain.config.resolve import resolve
 from rptrain.config.schema import keys
@@ -144,6 +144,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[save]\nresume = false", '`save.resume` must be text, in quotes, not false; write "never"'),
         ("[optim]\nlr_scheduler_type = 'inverse_sqrt'", '"constant_with_warmup", not "inverse_sqrt"'),
         ("[eval]\nsets = [{path = 'x'}]", "unknown key `eval.sets.0.path`: use `data.val.path`"),
+        ("[data]\ncolumns = 'text'", "c.toml:7: `data.columns` must be a table, such as {"),
+        ("[data]\ncolumns = {text = 5}", "c.toml:7: `data.columns.text` must be text, in quotes, not 5"),
+        ("[data]\ncolumns = {body = 'x'}", "c.toml:7: `data.columns` must have names of a format, and none has `body`"),
+        ("[data]\ncolumns = {prompt = 'q', response = 'a'}", "query and response are instruction, input and output"),
+        ("[data]\ncolumns = {question = 'prompt'}", "`data.columns` must have the name of the format first"),
+        ("[data]\ncolumns = {prompt = 'x', completion = 'x'}", "must have another column for `completion`"),
+        ("[data]\ncolumns = {prompt = 'q', output = 'a'}", "must have names of one format"),
+        ("format = 'text'\ncolumns = {prompt = 'q'}", "c.toml:7: `data.train.0.columns`: `prompt` is not a name of"),
+        ("format = 'text'\n[data.columns]\nprompt = 'q'", "c.toml:4: `data.train.0.columns`: `prompt` is not a name"),
         ("[[train]]\nseed = 1", "c.toml:6: `train` must be a table, [train], not tables"),
     ],
 )
@@ -346,7 +355,10 @@ def test_files_that_cannot_be_read(folder):
         ("enable_liger_kernel", "not needed"),
         ("trust_remote_code", "no code of models is run"),
         ("max_samples", "`data.train.weight` below 1"),
-        ("data.dataset_text_field", "a choice of columns is not available"),
+        ("data.dataset_text_field", "use `data.columns`, such as columns = {text"),
+        ("datasets.field_output", "use `data.columns`"),
+        ("columns.response", "use `data.columns`"),
+        ("datasets.message_field_role", "another name for the fields of messages is not available"),
         ("lora.layers_to_transform", "LoRA on layers by number is not available"),
         ("train.random_state", "use `train.seed`"),
         ("evals_per_epoch", "use `train.eval_steps`"),
@@ -394,6 +406,6 @@ def test_words_of_other_trainers(folder, word, message):
 
 def test_aliases_lead_to_keys_and_are_no_keys():
     known = {*keys(), "data.train"}
-    assert set(_ALIASES) <= known
+    assert set(ALIASES) <= known
     assert not ({key.rpartition(".")[2] for key in keys()} | known) & set(_CANONICAL)
-    assert sum(len(words.split()) for words in _ALIASES.values()) == len(_CANONICAL), "a word stands for two keys"
+    assert sum(len(words.split()) for words in ALIASES.values()) == len(_CANONICAL), "a word stands for two keys"

@@ -211,6 +211,15 @@ def test_origins(folder):
     assert load(FULL, "lora.r=3").origins["lora.modules_to_save"] == "default"
 
 
+def test_columns_are_written_and_read_as_they_were(folder):
+    resolved = load(f'{MINIMAL}columns = {{text = "b c"}}\n[data]\nmax_length = 9\n', "data.columns.prompt=q")
+    assert resolved.config.data.columns == {"prompt": "q"} and resolved.config.data.train[0].columns == {"text": "b c"}
+    text = render(resolved)
+    assert 'columns = {text = "b c"} # c.toml:6' in text and 'columns = {prompt = "q"} # command line' in text
+    assert load(text).config == resolved.config.model_copy(update={"log": load(text).config.log})
+    assert load(f"{MINIMAL}columns = {{}}").config.data.train[0].columns == {}
+
+
 def test_adapters_are_trained_where_they_are_asked_for(folder):
     assert load(MINIMAL).config.adapters is None
     assert load(MINIMAL, "train.method=full").config.adapters is None

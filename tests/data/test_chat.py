@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rptrain.data.formats import Example, Tally, read
+from rptrain.data.row_format import RowFormat
 from rptrain.data.template import EncodeOptions, encode
 from rptrain.utils.errors import UserError
 
@@ -42,7 +43,7 @@ def examples(tmp_path):
     def write(*rows, format="auto"):
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         tally = Tally()
-        found = list(read(tmp_path / "rows.jsonl", format, tally))
+        found = list(read(tmp_path / "rows.jsonl", RowFormat(format), tally))
         return found, tally.first
 
     return write

@@ -5,6 +5,7 @@ import pytest
 
 from rptrain.data.formats import Tally
 from rptrain.data.formats import read as read_lazily
+from rptrain.data.row_format import RowFormat
 from rptrain.utils.errors import UserError
 
 CHAT = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
@@ -14,7 +15,7 @@ TEXT = {"text": "two and two"}
 
 def read(path, format="auto"):
     tally = Tally()
-    examples = list(read_lazily(path, format, tally))
+    examples = list(read_lazily(path, RowFormat(format), tally))
     Tally.joined({str(path): tally}).judge(0.01)
     return examples
 

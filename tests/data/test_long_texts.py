@@ -159,13 +159,14 @@ PEAK = """
 import sys
 from pathlib import Path
 from rptrain.data.loader import Tokenizing, load_tokenizer
+from rptrain.data.row_format import RowFormat
 from rptrain.data.template import EncodeOptions
 
 folder = Path(sys.argv[1])
 settings = Tokenizing(load_tokenizer(sys.argv[2]), EncodeOptions(), folder / "cache")
 Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
 before = kib()["VmRSS"]
-settings.streams([folder / "row.jsonl"], "auto", 0.0)
+settings.streams([folder / "row.jsonl"], RowFormat(), 0.0)
 print(kib()["VmHWM"] - before)
 """
 

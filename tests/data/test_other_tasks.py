@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rptrain.data.formats import Tally, read
+from rptrain.data.row_format import RowFormat
 from rptrain.utils.errors import UserError
 
 SAID = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "2"}]
@@ -64,7 +65,7 @@ def parse(tmp_path):
     def parse(rows, format="auto"):
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         tally = Tally()
-        return list(read(tmp_path / "rows.jsonl", format, tally)), tally
+        return list(read(tmp_path / "rows.jsonl", RowFormat(format), tally)), tally
 
     return parse
 

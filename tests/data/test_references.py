@@ -20,7 +20,7 @@ def test_the_same_tokens_are_learned(tokenizer, tmp_path, project, kind):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, wild.ROWS[project][kind])))
     expected = json.loads((FOLDER / f"{project}.json").read_text())[kind]
     tally = Tally()
-    examples = read(tmp_path / "rows.jsonl", "auto", tally)
+    examples = read(tmp_path / "rows.jsonl", tally=tally)
     documents = list(encode(examples, tokenizer, EncodeOptions(chat_template=wild.TEMPLATES[project]), tally=tally))
     found = [np.where(document.supervised, ~document.ids, document.ids).tolist() for document in documents]
     assert found == expected and tally.bad == 0

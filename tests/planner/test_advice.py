@@ -72,6 +72,12 @@ def test_a_large_model_on_a_small_host():
     assert plan_run(config, trained_shape(config, larger.machine(config)), larger.machine(config))[1].fits
 
 
+def test_a_quantized_base_that_is_too_large_is_read_from_the_disk_as_it_is_stored():
+    given = ("model.path=llama-3.1-8b", "lora.r=8", "lora.base=nf4", "train.global_batch_size=1")
+    found = report(resolve(Path("c.toml"), given, CONFIG), MachineFlags(gpus=1, card="rtx4090", host="6GiB"))
+    assert not found.fits and overrides_of(found.advice) == ["lora.base=bf16 model.hold=map"]
+
+
 def test_a_larger_gpu_has_what_is_missing():
     """Also for its CUDA context."""
     config = config_of()

@@ -285,6 +285,8 @@ def test_changes_that_do_not_reach_the_numbers(override):
         ("model.dtype=float32", "model.dtype"),
         ("data.train.1.path=x", 'data.train.1.path was not set, is "x"'),
         ("data.train.0.format=text", "data.train.0.format"),
+        ("data.train.0.columns.text=body", 'data.train.0.columns.text was not set, is "body"'),
+        ("data.columns.text=body", "data.columns.text"),
         ("data.max_length=512", "data.max_length was 2048, is 512"),
         ("train.seed=1", "train.seed was 0, is 1"),
         ("train.micro_batch_size=2", "train.micro_batch_size"),

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from rptrain.cli import argv
+from rptrain.config import recipes
+from rptrain.config.resolve import resolve
 from rptrain.tui.services.draft import STARTER
 
 from ..run_tools import PATIENCE
@@ -37,6 +39,23 @@ async def test_another_file_is_opened_after_a_question_about_edits(make: Made, t
         await pilot.press(*"none.toml", "enter")
         await until(pilot, lambda: "none.toml does not exist" in notified(app))
     assert tomllib.loads((tmp_path / "rptrain.toml").read_text()) == tomllib.loads(STARTER)
+
+
+@driven
+async def test_a_recipe_fills_the_form_and_keeps_its_settings_with_another_model(make: Made, tmp_path: Path):
+    async with make().run_test(size=(80, 24)) as pilot:
+        app = pilot.app
+        await settled(pilot)
+        await press_until(pilot, "ctrl+o", lambda: "qlora-8b" in screen_text(app))
+        await pilot.press(*"qlora", "enter")
+        await until(pilot, lambda: app.screen.query_one("#model-path").value == "Qwen/Qwen3-8B")
+        assert "qlora-8b.toml" in screen_text(app).splitlines()[0] and not (tmp_path / "qlora-8b.toml").exists()
+        await type_over(pilot, "llama-3.1-8b", "#model-path")
+        await settled(pilot)
+        config = resolve("qlora-8b.toml", (), recipes.text("qlora-8b")).config
+        for section, key in (("lora", "r"), ("lora", "base"), ("train", "num_epochs"), ("save", "save_steps")):
+            shown = app.screen.query_one(f"#{section}-{key}").value
+            assert shown == format(getattr(getattr(config, section), key), "" if key == "base" else "g")
 
 
 @driven

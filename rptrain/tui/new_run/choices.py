@@ -5,9 +5,11 @@ from pathlib import Path
 
 from textual.content import Content
 
+from rptrain.config import recipes
 from rptrain.config.aliases import other_names
 from rptrain.tui.context import Context
 from rptrain.tui.new_run import places
+from rptrain.tui.new_run.draft_file import RECIPE
 from rptrain.tui.new_run.first_samples import first_samples
 from rptrain.tui.new_run.picker import Item, Question
 from rptrain.tui.new_run.recipe import TINY
@@ -40,7 +42,8 @@ def data_question(
     async def show(path: str) -> Content:
         shown = Draft(draft.path, draft.text)
         try:
-            shown.update({"data.train.0.path": path, "data.train.0.format": "", "data.train.0.split": ""})
+            unset = dict.fromkeys((f"data.train.0.{key}" for key in ("format", "split", "columns")), "")
+            shown.update({"data.train.0.path": path, **unset})
         except UserError as error:
             return Content.styled(as_message(str(error)), "$error")
         return await first_samples(shared.helper, shown)
@@ -60,16 +63,17 @@ def _given(example: Item | None) -> tuple[Item, ...]:
 
 
 def file_question(shared: Context) -> Question:
-    """Config files here, and past runs, whose settings can be taken."""
+    """Config files here, past runs, whose settings can be taken, and recipes."""
 
     async def find() -> list[Item]:
         folder = shared.runs_folder
         files = await asyncio.to_thread(lambda: sorted(Path().glob("*.toml"), key=_newest))
         runs = await asyncio.to_thread(lambda: sorted(folder.glob("*/config.toml"), key=_newest))
         items = [Item(str(path), "config file") for path in files]
-        return items + [Item(str(path.parent), "the settings of this run, for a new one") for path in runs]
+        items += [Item(str(path.parent), "the settings of this run, for a new one") for path in runs]
+        return items + [Item(f"{RECIPE}{name}", recipes.title(name)) for name in recipes.names()]
 
-    return Question("Open a config file, or the settings of a run", find, suffixes=(".toml",))
+    return Question("Open a config file, the settings of a run, or a recipe", find, suffixes=(".toml",))
 
 
 def settings_question(draft: Draft) -> Question:

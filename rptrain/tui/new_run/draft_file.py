@@ -6,6 +6,7 @@ from typing import Any
 
 from textual.screen import Screen
 
+from rptrain.config import recipes
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.tui.dialogs.confirm import Confirm
 from rptrain.tui.dialogs.dialog import ask
@@ -15,9 +16,19 @@ from rptrain.tui.services.draft import Draft
 from rptrain.tui.services.launch import free_file, free_name
 from rptrain.utils.errors import UserError
 
+RECIPE = "recipe "  # before the name of a recipe, where a path may stand
 
-def opened(path: Path) -> Edits:
-    """The config in a file. Raises UserError if there is none, or OSError if it cannot be looked up."""
+
+def opened(chosen: str) -> Edits:
+    """The config in a file, or that of a recipe, in a new file that is named after it.
+
+    Raises UserError if there is none, or OSError if it cannot be looked up.
+    """
+    if chosen.startswith(RECIPE):
+        name = chosen.removeprefix(RECIPE)
+        draft = Draft.unsaved(free_file(Path(f"{name}.toml"), name), recipes.text(name))
+        return Edits(draft, given=True, kept=draft.set_keys())
+    path = Path(chosen).expanduser()
     if not path.exists():
         raise UserError(f"{path} does not exist")
     return Edits(Draft.open(path))

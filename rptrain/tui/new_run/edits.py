@@ -28,16 +28,16 @@ class Refused(NamedTuple):
 class Edits:
     """The draft gets every value that is valid TOML. Of settings that were not set by hand, the model, the data and the
     method decide. In a config that was `given`, that of a file or of a run, other data adds no setting, and changes
-    only values that suited the data before.
+    only values that suited the data before. Settings that are `kept` stay as if they were set by hand.
     """
 
-    def __init__(self, draft: Draft, *, given: bool = False) -> None:
+    def __init__(self, draft: Draft, *, given: bool = False, kept: Iterable[str] = ()) -> None:
         self.draft = draft
         self._given = given or not draft.is_new
         self.refused: dict[str, Refused] = {}  # by key
         self.invalid: dict[str, str] = {}  # why a value is refused, here, by the config or by the plan; by key
         self.touched = False  # edited by the user since the values were filled in
-        self._by_hand: set[str] = set()
+        self._by_hand: set[str] = set(kept)
         self._replaced: dict[str, str] = {}  # values that suggested ones replaced, until a message names them; by key
         self._parameters: dict[str, int] = {}  # of models that were planned
         self._suggests_rate = False

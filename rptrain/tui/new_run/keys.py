@@ -28,7 +28,7 @@ KEYS = (
     ("ctrl+t", "samples of the data, as the model reads them"),
     ("ctrl+n ctrl+l", "add a data set; remove the one with the focus"),
     ("alt+1 alt+2 …", "take a change that makes the run fit; ctrl+g goes to these, and enter takes one"),
-    ("ctrl+o", "open a config file or a past run's settings"),
+    ("ctrl+o", "open a config file, a recipe or a past run"),
     ("F6", "save the config under another name"),
     ("F5", "all settings there are, to find one and set it"),
     ("F7", "the three questions of a first run: model, data, method"),

@@ -443,21 +443,21 @@ class NewRun(Screen[None]):
         chosen = await ask(self, Picker(file_question(self._shared)))
         if chosen is None:
             return
-        path = Path(chosen).expanduser()
         if await self._may_lose_edits():
-            await (self._take_over(path) if path.is_dir() else self._open(path))
+            path = Path(chosen).expanduser()
+            await (self._take_over(path) if path.is_dir() else self._open(chosen))
 
     async def _may_lose_edits(self) -> bool:
         self._take()
         return not self._shared.unsaved or await draft_file.may_leave(self, self._draft.path)
 
-    async def _open(self, path: Path) -> None:
+    async def _open(self, chosen: str) -> None:
         try:
-            edits = draft_file.opened(path)
+            edits = draft_file.opened(chosen)
         except (UserError, OSError) as error:
             self.notify(describe(error), severity="error")
             return
-        self._file = path
+        self._file = edits.draft.path
         await self._edit(edits)
 
     async def _edit(self, edits: Edits) -> None:

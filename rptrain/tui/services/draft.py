@@ -64,7 +64,12 @@ class Draft:
     @classmethod
     def instead_of(cls, path: Path) -> "Draft":
         """The starter, for a file that does not exist or holds something else."""
-        draft = cls(path)
+        return cls.unsaved(path, STARTER)
+
+    @classmethod
+    def unsaved(cls, path: Path, text: str) -> "Draft":
+        """A text that is not in its file yet."""
+        draft = cls(path, text)
         draft._saved = ""
         return draft
 
