@@ -258,8 +258,10 @@ class Trainer:
             skipped=update.skipped,
             warm_up=speed is None,
             compiled=COMPILED.count - self._compiled,
+            epoch=done.step / self._job.batches.steps_per_epoch,
+            skips=self._skipped.unreported,
         )
-        self._compiled = COMPILED.count
+        self._compiled, self._skipped.unreported = COMPILED.count, 0
         self._log.write(event)
         self._progress.update(event)
         self._repeats.add(done.step, loss)
