@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -35,10 +35,21 @@ NOTED = (BestLoaded, Resumed, LossesRepeated)  # printed, too, though they are n
 
 
 class ProgressDisplay(PhaseDisplay):
-    """Shows the progress of training and its long phases: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
+    """Shows the progress of training and its long phases: a bar on a terminal, lines elsewhere, nothing if `quiet`.
+    `copy` is called with all lines, whatever is shown.
+    """
 
-    def __init__(self, total_steps: int, *, quiet: bool = False, console: Console | None = None) -> None:
-        super().__init__(shown=not quiet, console=console or standard_console(), transient=False, environment={})
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        quiet: bool = False,
+        console: Console | None = None,
+        copy: Callable[[str], object] | None = None,
+    ) -> None:
+        super().__init__(
+            shown=not quiet, console=console or standard_console(), transient=False, environment={}, copy=copy
+        )
         self._total = total_steps
         self._recent: deque[Step] = deque(maxlen=REPORTS)  # reported steps, over which the pace is measured
         self._done = 0
@@ -48,8 +59,11 @@ class ProgressDisplay(PhaseDisplay):
     def update(self, step: Step) -> None:
         """Show the step's loss and pace."""
         self._recent.append(step)
-        if not self._has_bar:
-            self.note(describe(self._recent, self._total, details=True))
+        line = describe(self._recent, self._total, details=True)
+        if self._has_bar:
+            self._copy(line)
+        else:
+            self.note(line)
         self.advance(step.step)
 
     def advance(self, done: int) -> None:

@@ -357,6 +357,7 @@ def test_the_folder(folder):
         "events.jsonl",
         "lanes.jsonl",
         "model",
+        "run.log",
     }
     assert {path.name for path in run.checkpoints_path.iterdir()} == {"checkpoint-3", "checkpoint-6"}
     folders = (run.path, run.checkpoints_path, run.control_path)
@@ -385,6 +386,7 @@ def test_the_folder(folder):
     spec = registry.build(read_config(folder / "model"))
     assert (started.config_hash, started.parameters) == (resolved.config.digest, spec.num_parameters)
     assert list(tools.steps(run)) == [4, 6]
+    assert [event.epoch for event in tools.events(run, events.Step)] == [1.0, 1.5]  # of 256 sequences, 64 per step
     assert {event.tokens for event in tools.events(run, events.Step)} == {64 * 16}
     assert {event.supervised for event in tools.events(run, events.Step)} == {64 * 15}
 
