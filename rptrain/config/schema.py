@@ -124,6 +124,8 @@ class Train(Section):
     """overrides num_epochs; unset: use num_epochs"""
     eval_steps: NonNegativeInt = 0
     """evaluate every N steps; 0: only at the end"""
+    eval_on_start: bool = False
+    """also evaluate before the first step, as step 0; the loss then does not count for early stopping"""
     early_stopping_patience: PositiveInt | None = None
     """stop after N evaluations without improvement; unset: never"""
     seed: NonNegativeInt = 0
@@ -380,11 +382,11 @@ def _one_validation(config: Config) -> Found:
         yield "data.val_size", "cannot be used with [[data.val]] tables: remove one of them"
 
 
-@RULES.about(*_VALIDATION, "train.eval_steps", "train.early_stopping_patience")
+@RULES.about(*_VALIDATION, "train.eval_steps", "train.eval_on_start", "train.early_stopping_patience")
 def _evaluated(config: Config) -> Found:
     train = config.train
     if not (config.data.val or config.data.val_size):
-        for key in ("eval_steps", "early_stopping_patience"):
+        for key in ("eval_steps", "eval_on_start", "early_stopping_patience"):
             if getattr(train, key):
                 yield f"train.{key}", _NO_VALIDATION
     elif train.early_stopping_patience and not train.eval_steps:

@@ -169,6 +169,8 @@ class Trainer:
         Each is reported while the next one runs, so the pipeline never drains between them.
         """
         stop = self._last if steps is None else self._next + steps
+        if self._next == 0 and self._job.config.train.eval_on_start:
+            self._validate(engine, 0)
         with self._clock.running():
             while self._next < min(stop, self._last):
                 self._log.check()
@@ -303,13 +305,15 @@ class Trainer:
             self._stop(step)
 
     def _validate(self, engine: Engine, step: int) -> None:
-        """Record the validation loss. If early stopping ends the run, this step becomes the last one."""
+        """Record the validation loss. If early stopping ends the run, this step becomes the last one. The loss before
+        training, of step 0, is only recorded.
+        """
         assert self._job.validation is not None
         with self._session.doing("evaluating"):
             loss = validation.loss(engine, self._job.validation, partial(self._watchdog.heartbeat, step))
         loss, *_ = self._group.main.gather(loss)  # other CPUs may add in another order, and all must stop together
         self._validated = step, loss
-        stopped = self._early_stopping.update(loss)
+        stopped = step > 0 and self._early_stopping.update(loss)
         if stopped:
             self._last = step
         evaluation = events.Evaluation(step, events.VALIDATION_LOSS, loss if math.isfinite(loss) else None)
