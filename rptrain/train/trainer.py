@@ -24,6 +24,7 @@ from rptrain.runs.folder.control import POLL, Commands, StopRequested
 from rptrain.runs.records import events
 from rptrain.runs.records.lanes import StepNumbers
 from rptrain.train import validation
+from rptrain.train.answers import record_answers
 from rptrain.train.begin import record_plan
 from rptrain.train.end import Stopping
 from rptrain.train.group import ShareTimes
@@ -320,6 +321,7 @@ class Trainer:
         self._emit(evaluation)
         ending = ", no improvement: training ends" if stopped else ""
         self._progress.note(f"{evaluation.sentence()}{ending}")
+        record_answers(self._session, step)
         self._watchdog.heartbeat(step)
 
     def _loss_after(self, step: int) -> float | None:

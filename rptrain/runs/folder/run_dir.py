@@ -49,7 +49,7 @@ _FREE = re.compile(
 )
 # The processes that train a run together may differ in these keys: each has its own devices, memory and folders.
 OWN = re.compile(
-    r"engine\.(devices|vram_limit|host_limit|optimizer_threads|stall_action|stall_timeout)|log\..*|"
+    r"engine\.(devices|vram_limit|host_limit|optimizer_threads|stall_action|stall_timeout)|log\.(?!sample_prompts).*|"
     r"data\.(cache_dir|follow_links)|model\.follow_links|save\.(resume|output_dir)"
 )
 
