@@ -162,5 +162,17 @@ def test_the_end_says_how_the_loss_changed_and_what_to_try(tmp_path):
     assert [*closing_lines(tmp_path)] == []
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("quiet", [True, False])
+def test_all_lines_are_copied_whatever_is_shown(terminal, quiet):
+    copied = list[str]()
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=40, _environ={})
+    with ProgressDisplay(363, quiet=quiet, console=console, copy=copied.append) as shown:
+        shown.note("a note")
+        for step in STEPS:
+            shown.update(step)
+    assert copied == ["a note", *progress(363).splitlines()[1:]]
+
+
 def test_nothing_when_quiet():
     assert progress(3, quiet=True) == "" == progress(3, quiet=True, terminal=True)

@@ -17,6 +17,7 @@ from rptrain.engine.devices.base import STREAMS
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.folder.run_log import FILE
 from rptrain.runs.records import events
 from rptrain.runs.view.run_view import RunView
 from rptrain.schedule.plan import Plan
@@ -375,6 +376,8 @@ def test_the_folder(folder):
 
     resolved = tools.write_config(folder, *sizes)
     assert run.config() == resolved.config
+    shown = (run.path / FILE).read_text()
+    assert all(f"  step {step}/6  loss " in shown for step in (4, 6)) and "step 5/6" not in shown
 
     records = [json.loads(line) for line in run.events_path.read_bytes().splitlines()]
     begin = ["run_started", "process_started", "plan", "estimated"]
