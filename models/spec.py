@@ -81,6 +81,11 @@ class ModelShape:
     def num_parameters(self) -> int:
         return sum(param.numel for unit in self.units for param in unit.params)
 
+    @property
+    def num_trainable(self) -> int:
+        """The parameters that are trained."""
+        return sum(param.numel for unit in self.units if unit.trainable for param in unit.params)
+
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the weights in a model of this type, dequantized."""
         return sum(param.numel * param.dtype_in(dtype).itemsize for unit in self.units for param in unit.params)

@@ -129,6 +129,8 @@ class Train(Section):
     """overrides num_epochs; unset: use num_epochs"""
     eval_steps: NonNegativeInt = 0
     """evaluate every N steps; 0: only at the end"""
+    eval_on_start: bool = False
+    """also evaluate before the first step, as step 0; the loss then does not count for early stopping"""
     early_stopping_patience: PositiveInt | None = None
     """stop after N evaluations without improvement; unset: never"""
     seed: NonNegativeInt = 0
@@ -262,6 +264,8 @@ class Log(Section):
 
     logging_steps: PositiveInt = 1
     """log every N steps"""
+    sample_prompts: tuple[Text, ...] = Field(default=(), max_length=4, strict=False)
+    """up to 4 prompts that are answered at each evaluation, in up to 64 tokens, on the CPU; unset: none"""
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(default=(), strict=False)
     """trackers that receive the figures, such as ["tensorboard"]; unset: none"""
     project: Text = "rptrain"
@@ -385,13 +389,17 @@ def _one_validation(config: Config) -> Found:
         yield "data.val_size", "cannot be used with [[data.val]] tables: remove one of them"
 
 
-@RULES.about(*_VALIDATION, "train.eval_steps", "train.early_stopping_patience")
+_EVALUATED = ("train.eval_steps", "train.eval_on_start", "train.early_stopping_patience", "log.sample_prompts")
+
+
+@RULES.about(*_VALIDATION, *_EVALUATED)
 def _evaluated(config: Config) -> Found:
     train = config.train
     if not (config.data.val or config.data.val_size):
-        for key in ("eval_steps", "early_stopping_patience"):
-            if getattr(train, key):
-                yield f"train.{key}", _NO_VALIDATION
+        for key in _EVALUATED:
+            section, _, name = key.partition(".")
+            if getattr(getattr(config, section), name):
+                yield key, _NO_VALIDATION
     elif train.early_stopping_patience and not train.eval_steps:
         yield "train.early_stopping_patience", "needs train.eval_steps: set how often to evaluate"
 

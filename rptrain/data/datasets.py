@@ -22,7 +22,7 @@ def find_tokenizer(config: Config, model_dir: Path) -> Any:
     None if the run needs no tokenizer.
     """
     sources = (*config.data.train, *config.data.val)
-    if all(source.path == RANDOM for source in sources) and not config.eval.questions:
+    if all(source.path == RANDOM for source in sources) and not (config.eval.questions or config.log.sample_prompts):
         return None
     given = config.data.chat_template
     states = states_of(base_paths(model_dir))

@@ -63,6 +63,7 @@ def path_of(config: Config, model_dir: Path, vocab_size: int, padding_row: int |
         template,
         *train,
         config.eval.questions > 0,
+        config.log.sample_prompts,
         vocab_size,
         padding_row,
         [str(file.absolute()) for file in files],

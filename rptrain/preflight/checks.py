@@ -24,7 +24,7 @@ from rptrain.data.excerpt import PLANNING, Excerpt, are_tokenized, check_readabl
 from rptrain.data.loader import RANDOM, is_file_set
 from rptrain.data.plan_cache import DataChecks
 from rptrain.data.template import load_template
-from rptrain.inference import evaluate
+from rptrain.inference import evaluate, samples
 from rptrain.models.base_files import check_base_files, check_links
 from rptrain.models.spec import ModelSpec
 from rptrain.models.weights.pretrained import WeightFiles
@@ -34,7 +34,7 @@ from rptrain.runs.folder.run_dir import RunDir, check_creatable, find, forks
 from rptrain.utils.errors import UserError, explained
 
 TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}  # their modules
-CODE = (__file__, evaluate.__file__)  # checks of data are here, too
+CODE = (__file__, evaluate.__file__, samples.__file__)  # checks of data are here, too
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,8 @@ def check_data(config: Config, model_dir: Path, spec: ModelSpec, padding_row: in
         own_eos = eos.eos_ids(model_dir, spec.config, tokenizer)
         if config.eval.questions:
             checks.make("eval.questions", evaluate.check_questions, tokenizer)
+        prompts = config.log.sample_prompts
+        checks.make("log.sample_prompts", samples.check_prompts, tokenizer, prompts, spec.vocab_size)
         rows.read(tokenizer, spec.vocab_size, model_dir)
         rows.warn_of_ends(tokenizer, own_eos, padding_row)
         amount = rows.amount()
@@ -153,7 +155,8 @@ def check_files(config: Config, checks: Checks) -> None:
 
 def check_template(config: Config) -> None:
     """UserError if data.chat_template is needed, and neither a template nor the name of one."""
-    needed = config.eval.questions or any(source.path != RANDOM for _, source in data_sets(config))
+    generates = config.eval.questions or config.log.sample_prompts
+    needed = generates or any(source.path != RANDOM for _, source in data_sets(config))
     if needed and config.data.chat_template is not None:
         load_template(None, config.data.chat_template)
 

@@ -24,6 +24,7 @@ from rptrain.engine.memory.share import Share
 from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
+from rptrain.inference.samples import check_prompts
 from rptrain.kernels.toolchain import try_out
 from rptrain.machine.hardware import Hardware, here
 from rptrain.models.base_files import CONFIG, BaseFile, base_files, check_base_files, check_links, left_out
@@ -155,6 +156,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     own_eos, stops = eos.eos_ids(model_dir, spec.config, tokenizer), eos.stops(model_dir, spec.config)
     if config.eval.questions:
         check_questions(tokenizer)
+    check_prompts(tokenizer, config.log.sample_prompts, spec.vocab_size)
     try:
         planned = _plan(config, spec, hardware)
     except UserError:

@@ -2,15 +2,19 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Self
 
 from rich.console import Console
 
 from rptrain.engine.distributed.peers import Peers
+from rptrain.models.layers.block import blocks
+from rptrain.models.spec import ModelSpec
+from rptrain.models.transforms.names import expert_parameter, params_of
 from rptrain.planner.short_steps import tokens_of
 from rptrain.planner.text import describe_stages, model_sentence
 from rptrain.runs.folder.event_log import EventLog
@@ -25,16 +29,27 @@ from rptrain.utils.console import console as standard_console
 from rptrain.utils.phase_display import PhaseDisplay
 from rptrain.utils.phases import Phase as LongPhase
 from rptrain.utils.text import counted, one_line
-from rptrain.utils.units import format_duration, format_loss, format_rate, format_seconds
+from rptrain.utils.units import format_count, format_duration, format_loss, format_rate, format_seconds, format_short
 
 NOTED = (BestLoaded, Resumed, LossesRepeated)  # printed, too, though they are no warnings
 
 
 class ProgressDisplay(PhaseDisplay):
-    """Shows the progress of training and its long phases: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
+    """Shows the progress of training and its long phases: a bar on a terminal, lines elsewhere, nothing if `quiet`.
+    `copy` is called with all lines, whatever is shown.
+    """
 
-    def __init__(self, total_steps: int, *, quiet: bool = False, console: Console | None = None) -> None:
-        super().__init__(shown=not quiet, console=console or standard_console(), transient=False, environment={})
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        quiet: bool = False,
+        console: Console | None = None,
+        copy: Callable[[str], object] | None = None,
+    ) -> None:
+        super().__init__(
+            shown=not quiet, console=console or standard_console(), transient=False, environment={}, copy=copy
+        )
         self._total = total_steps
         self._recent: deque[Step] = deque(maxlen=REPORTS)  # reported steps, over which the pace is measured
         self._done = 0
@@ -44,8 +59,11 @@ class ProgressDisplay(PhaseDisplay):
     def update(self, step: Step) -> None:
         """Show the step's loss and pace."""
         self._recent.append(step)
-        if not self._has_bar:
-            self.note(describe(self._recent, self._total))
+        line = describe(self._recent, self._total, details=True)
+        if self._has_bar:
+            self._copy(line)
+        else:
+            self.note(line)
         self.advance(step.step)
 
     def advance(self, done: int) -> None:
@@ -119,10 +137,16 @@ def closing_lines(run: Path) -> Iterator[str]:
 
 
 def describe(
-    recent: Sequence[Step], total_steps: int, done: int | None = None, running: LongPhase | None = None
+    recent: Sequence[Step],
+    total_steps: int,
+    done: int | None = None,
+    running: LongPhase | None = None,
+    *,
+    details: bool = False,
 ) -> str:
     """A line about the last of these steps, with the remaining time at their pace. `done`: the steps that are done, if
-    they are more. `running`: the step that runs, whose progress then takes the place of the speed.
+    they are more. `running`: the step that runs, whose progress then takes the place of the speed. `details`: with the
+    learning rate, the gradient norm, the epoch, and how many steps were skipped since the line before.
     """
     first, step = recent[0], recent[-1]
     done = step.step if done is None else done
@@ -131,6 +155,8 @@ def describe(
         parts.append("skipped: the gradients were not finite")
     elif step.loss is not None:
         parts.append(f"loss {format_loss(step.loss)}")
+    if details:
+        parts += _details(step)
     if running is not None:
         left = "" if running.left is None else f", {format_duration(running.left)} left"
         parts.append(f"{running.done:,}/{counted(running.total or 0, running.unit)}{left}")
@@ -146,13 +172,24 @@ def describe(
     return "  ".join(parts)
 
 
+def _details(step: Step) -> Iterator[str]:
+    yield f"lr {format_short(step.learning_rate)}"
+    if step.grad_norm is not None and isfinite(step.grad_norm):
+        yield f"grad norm {format_short(step.grad_norm)}"
+    if step.epoch is not None:
+        yield f"epoch {step.epoch:.2f}"
+    if (others := step.skips - step.skipped) > 0:
+        yield f"{counted(others, 'step')} skipped"
+
+
 def heading(run: RunDir, checkpoint: Path | None, job: Job, peers: Peers | None = None) -> Iterator[str]:
     """The lines that are shown before the steps. `checkpoint`: the one that the run resumes. `peers`: of several
     processes.
     """
     begin = "a new run" if checkpoint is None else f"resumed from {checkpoint.name}"
     yield one_line(f"run    {run.path}, {begin}")
-    yield one_line(f"model  {model_sentence(job.config, job.spec)}, {_trained(job)}")
+    yield one_line(f"model  {model_sentence(job.config, job.spec)}")
+    yield one_line(f"train  {_trained(job)}")
     yield one_line(f"data   {_data(job)}")
     yield one_line(f"plan   {_plan(job)}")
     if peers is not None:
@@ -160,10 +197,28 @@ def heading(run: RunDir, checkpoint: Path | None, job: Job, peers: Peers | None 
 
 
 def _trained(job: Job) -> str:
-    lora = job.config.adapters
+    lora, spec = job.config.adapters, job.spec
+    what = "some weights frozen" if spec.frozen else "all weights"
     if lora is not None:
-        return f"adapters of rank {lora.r}"
-    return "some weights frozen" if job.spec.frozen else "all weights trained"
+        what = f"adapters of rank {lora.r}{_of_experts(spec)}"
+    trained, total = spec.num_trainable, spec.num_parameters
+    share = f"{100 * trained / total:.3g}%"
+    return f"{what}; trainable: {format_count(trained)} of {format_count(total)} parameters ({share})"
+
+
+def _of_experts(spec: ModelSpec) -> str:
+    """What the experts of a model with adapters get; empty for a model without experts."""
+    pairs = [(params_of(spec, block), product) for block in blocks(spec) for product in block.expert_products]
+    if not pairs:
+        return ""
+    adapted = {
+        expert_parameter(params[product.name]).rpartition(".")[2]: None
+        for params, product in pairs
+        if product.adapters is not None
+    }
+    if adapted:
+        return f", in experts on {' and '.join(adapted)}"
+    return ", none in experts (lora.target_parameters adds them)"
 
 
 def _data(job: Job) -> str:

@@ -176,12 +176,12 @@ class StepTimes:
 
 
 class SkippedSteps:
-    """Counts the skipped steps of a run. `emit` is called with events."""
+    """Counts the skipped steps of a run, `unreported` ones since the last report. `emit` is called with events."""
 
     def __init__(self, job: Job, emit: Callable[[Event], None]) -> None:
         self._job, self._emit = job, emit
         self._float16 = job.dtype == torch.float16
-        self._in_a_row = 0
+        self._in_a_row = self.unreported = 0
         self._recorded_scale: float | None = None
 
     def update(self, step: int, loss: PendingLoss, result: StepResult) -> None:
@@ -193,6 +193,7 @@ class SkippedSteps:
             self._in_a_row = 0
             return
         self._in_a_row += 1
+        self.unreported += 1
         self._emit(self._record(step, loss.not_finite()))
         if self._float16:
             if result.loss_scale <= 1:

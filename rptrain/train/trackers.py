@@ -1,5 +1,8 @@
-"""Log metrics to TensorBoard, Weights & Biases and Trackio. A tracker is imported only if it is used."""
+"""Log metrics, answers and the config to TensorBoard, Weights & Biases and Trackio. A tracker is imported only if it is
+used.
+"""
 
+import json
 import queue
 import threading
 import time
@@ -13,13 +16,15 @@ from typing import Any, Self
 from rptrain.config.schema import Config
 from rptrain.preflight.checks import TRACKERS
 from rptrain.runs.folder.run_dir import RunDir
-from rptrain.runs.records.events import Evaluation, Event, Step, TrackerFailed
+from rptrain.runs.records.events import Evaluation, Event, Sample, Step, TrackerFailed
 from rptrain.utils.errors import describe
 from rptrain.utils.liveness import progressed
 from rptrain.utils.paths import inside
 
-Log = Callable[[Mapping[str, float], int], None]  # values by metric name; step
+Values = Mapping[str, float | Sample]  # by metric name
+Log = Callable[[Values, int], None]  # values; step
 Close = Callable[[], object]
+GLOBAL_STEP = "train/global_step"  # at W&B: the step, as transformers names it
 POLL = 0.02  # seconds between two checks of a tracker that is waited for
 
 
@@ -32,16 +37,24 @@ class Trackers:
     """
 
     def __init__(self, config: Config, run: RunDir, emit: Callable[[Event], None], patience: float) -> None:
+        self._prompts = config.log.sample_prompts
         openers = {name: partial(OPENERS[name], config, run) for name in config.log.report_to}
         self._trackers = [_Tracker(name, opener, emit, patience) for name, opener in openers.items()]
         for tracker in self._trackers:
             tracker.opened()
 
     def hear(self, event: Event) -> None:
-        """A listener of the run's records: logs their metrics."""
-        if (values := scalars(event)) is not None:
+        """A listener of the run's records: logs their metrics and answers."""
+        if (values := self._values(event)) is not None:
             for tracker in self._trackers:
                 tracker.log(*values)
+
+    def _values(self, event: Event) -> tuple[Values, int] | None:
+        if not isinstance(event, Sample):
+            return scalars(event)
+        if event.prompt not in self._prompts:  # an answer to one of eval.questions
+            return None
+        return {f"samples/{self._prompts.index(event.prompt) + 1}": event}, event.step
 
     def close(self) -> None:
         """Close the trackers, once they have logged everything."""
@@ -67,7 +80,7 @@ class _Tracker:
         self._lock = threading.Lock()
         self._began: float | None = None  # when its current call began
         self._opened = threading.Event()
-        self._queue: queue.SimpleQueue[tuple[dict[str, float], int] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Values, int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
@@ -76,7 +89,7 @@ class _Tracker:
         if not self._wait(self._opened.is_set):
             self._fail(f"did not open within {self._patience:g} seconds")
 
-    def log(self, values: dict[str, float], step: int) -> None:
+    def log(self, values: Values, step: int) -> None:
         began = self._began
         if self._failed:
             return
@@ -130,13 +143,16 @@ class _Tracker:
 
 
 def scalars(event: Event) -> tuple[dict[str, float], int] | None:
-    """The metrics of an event and its step; None if it has none."""
+    """The metrics of an event, under the names that transformers' Trainer gives them, and its step; None if it has
+    none.
+    """
     match event:
         case Step():
             found = {
                 "train/loss": event.loss,
                 "train/grad_norm": event.grad_norm,
                 "train/learning_rate": event.learning_rate,
+                "train/epoch": event.epoch,
                 "train/tokens_per_second": None if event.warm_up else event.tokens_per_second,
             }
             return {name: value for name, value in found.items() if value is not None}, event.step
@@ -147,31 +163,71 @@ def scalars(event: Event) -> tuple[dict[str, float], int] | None:
 
 
 def _tensorboard(config: Config, run: RunDir, module: Any) -> tuple[Log, Close]:
-    """Writes to the run's folder; view it with `tensorboard --logdir`."""
-    writer = module.SummaryWriter(logdir=str(inside(run.path, "tensorboard")))
+    """Writes to the run's folder; view it with `tensorboard --logdir`. A resumed run hides what was logged after its
+    checkpoint, and logs it again.
+    """
+    saved = run.saved_step
+    purge = {"purge_step": saved + 1} if saved else {}
+    writer = module.SummaryWriter(logdir=str(inside(run.path, "tensorboard")), **purge)
+    writer.add_text("config", _code(json.dumps(_settings(config), indent=2)), saved)
 
-    def log(values: Mapping[str, float], step: int) -> None:
+    def log(values: Values, step: int) -> None:
         for name, value in values.items():
-            writer.add_scalar(name, value, step)
+            if isinstance(value, Sample):
+                writer.add_text(name, f"{_code(value.prompt)}\n\nanswer:\n\n{_code(value.text)}", step)
+            else:
+                writer.add_scalar(name, value, step)
 
     return log, writer.close
 
 
 def _wandb(config: Config, run: RunDir, module: Any) -> tuple[Log, Close]:
-    """The run id is derived from the run's folder, so that a resumed run continues the same one."""
+    """The run id is derived from the run's folder, so that a resumed run continues the same one.
+
+    The step is a metric, as transformers logs it: W&B drops values of its own steps that come again or late, such as
+    those of a resumed run, and scores of the best checkpoint.
+    """
     identity = sha256(str(run.path.absolute()).encode()).hexdigest()[:16]
-    settings = config.model_dump(mode="json")
     inside(run.path, "wandb")  # it is created there
     opened = module.init(
-        project=config.log.project, name=run.path.name, dir=str(run.path), id=identity, resume="allow", config=settings
+        project=config.log.project,
+        name=run.path.name,
+        dir=str(run.path),
+        id=identity,
+        resume="allow",
+        config=_settings(config),
     )
-    return lambda values, step: opened.log(dict(values), step=step), opened.finish
+    opened.define_metric(GLOBAL_STEP)
+    opened.define_metric("*", step_metric=GLOBAL_STEP, step_sync=True)
+
+    def log(values: Values, step: int) -> None:
+        opened.log(_with_tables(values, module) | {GLOBAL_STEP: step})
+
+    return log, opened.finish
 
 
 def _trackio(config: Config, run: RunDir, module: Any) -> tuple[Log, Close]:
-    settings = config.model_dump(mode="json")
-    module.init(project=config.log.project, name=run.path.name, config=settings, resume="allow")
-    return lambda values, step: module.log(dict(values), step=step), module.finish
+    module.init(project=config.log.project, name=run.path.name, config=_settings(config), resume="allow")
+    return lambda values, step: module.log(_with_tables(values, module), step=step), module.finish
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    return config.model_dump(mode="json")
+
+
+def _with_tables(values: Values, module: Any) -> dict[str, Any]:
+    """The values, with a table for each answer."""
+    return {
+        name: module.Table(columns=["step", "prompt", "answer"], data=[[value.step, value.prompt, value.text]])
+        if isinstance(value, Sample)
+        else value
+        for name, value in values.items()
+    }
+
+
+def _code(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return "\n".join(f"    {line}" for line in text.split("\n"))
 
 
 OPENERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}

@@ -24,6 +24,7 @@ from rptrain.runs.folder.control import POLL, Commands, StopRequested
 from rptrain.runs.records import events
 from rptrain.runs.records.lanes import StepNumbers
 from rptrain.train import validation
+from rptrain.train.answers import record_answers
 from rptrain.train.begin import record_plan
 from rptrain.train.end import Stopping
 from rptrain.train.group import ShareTimes
@@ -169,6 +170,8 @@ class Trainer:
         Each is reported while the next one runs, so the pipeline never drains between them.
         """
         stop = self._last if steps is None else self._next + steps
+        if self._next == 0 and self._job.config.train.eval_on_start:
+            self._validate(engine, 0)
         with self._clock.running():
             while self._next < min(stop, self._last):
                 self._log.check()
@@ -258,8 +261,10 @@ class Trainer:
             skipped=update.skipped,
             warm_up=speed is None,
             compiled=COMPILED.count - self._compiled,
+            epoch=done.step / self._job.batches.steps_per_epoch,
+            skips=self._skipped.unreported,
         )
-        self._compiled = COMPILED.count
+        self._compiled, self._skipped.unreported = COMPILED.count, 0
         self._log.write(event)
         self._progress.update(event)
         self._repeats.add(done.step, loss)
@@ -301,19 +306,22 @@ class Trainer:
             self._stop(step)
 
     def _validate(self, engine: Engine, step: int) -> None:
-        """Record the validation loss. If early stopping ends the run, this step becomes the last one."""
+        """Record the validation loss. If early stopping ends the run, this step becomes the last one. The loss before
+        training, of step 0, is only recorded.
+        """
         assert self._job.validation is not None
         with self._session.doing("evaluating"):
             loss = validation.loss(engine, self._job.validation, partial(self._watchdog.heartbeat, step))
         loss, *_ = self._group.main.gather(loss)  # other CPUs may add in another order, and all must stop together
         self._validated = step, loss
-        stopped = self._early_stopping.update(loss)
+        stopped = step > 0 and self._early_stopping.update(loss)
         if stopped:
             self._last = step
         evaluation = events.Evaluation(step, events.VALIDATION_LOSS, loss if math.isfinite(loss) else None)
         self._emit(evaluation)
         ending = ", no improvement: training ends" if stopped else ""
         self._progress.note(f"{evaluation.sentence()}{ending}")
+        record_answers(self._session, step)
         self._watchdog.heartbeat(step)
 
     def _loss_after(self, step: int) -> float | None:

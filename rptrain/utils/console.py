@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -41,10 +41,17 @@ class TerminalBar:
     """A bar of progress, which stays the last line of a terminal; nothing elsewhere, or if not `shown`.
 
     What is printed while the context lasts, also by others, appears above it. `transient`: it is erased at the end.
+    `copy` is called with every line that `note` prints, or would print if it were `shown`.
     """
 
     def __init__(
-        self, console: Console, total: int | None = None, *, shown: bool = True, transient: bool = False
+        self,
+        console: Console,
+        total: int | None = None,
+        *,
+        shown: bool = True,
+        transient: bool = False,
+        copy: Callable[[str], object] | None = None,
     ) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
@@ -53,7 +60,7 @@ class TerminalBar:
             BarColumn(None, table_column=Column(max_width=WIDEST)),
             TextColumn("{task.description}", markup=False),
         )
-        self._console, self._shown = console, shown
+        self._console, self._shown, self._copy = console, shown, copy or (lambda text: None)
         has_bar = shown and console.is_terminal
         redirects = is_terminal(sys.stdout)  # above the bar; results in a pipe stay there
         self._bar = None
@@ -84,6 +91,7 @@ class TerminalBar:
 
     def note(self, text: str) -> None:
         """Prints a line, above the bar if there is one. The work continues if the line cannot be printed."""
+        self._copy(text)
         if self._shown:
             try:
                 self._console.print(printable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)

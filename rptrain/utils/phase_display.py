@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -33,8 +33,9 @@ class PhaseDisplay(TerminalBar):
         console: Console | None = None,
         transient: bool = True,
         environment: Mapping[str, str] = os.environ,
+        copy: Callable[[str], object] | None = None,
     ) -> None:
-        super().__init__(console or standard_console(stderr=True), shown=shown, transient=transient)
+        super().__init__(console or standard_console(stderr=True), shown=shown, transient=transient, copy=copy)
         self._period = float(environment.get(PERIOD_KEY, PERIOD))
         self._at: Phase | None = None  # the phase that was shown last
         self._root: Phase | None = None  # of the last line

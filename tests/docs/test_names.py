@@ -22,6 +22,8 @@ BASE = {"model": '[model]\npath = "model"\n', "train": '[[data.train]]\npath = "
 NEEDED = {  # settings beside which a quoted one is meant
     "model.hold": ["lora.r=8"],
     "train.early_stopping_patience": ["data.val_size=1", "train.eval_steps=1"],
+    "train.eval_on_start": ["data.val_size=1"],
+    "log.sample_prompts": ["data.val_size=1"],
     "save.load_best_model_at_end": ["data.val_size=1", "train.eval_steps=1", "save.save_steps=1"],
 }
 

@@ -57,6 +57,7 @@ def refusals(*overrides: str) -> dict[str, str]:
     ("overrides", "key", "message"),
     [
         (["data.train.0.path=none.jsonl"], "data.train.0.path", "none.jsonl: no such data file or folder"),
+        (["data.val_size=0.1", f"log.sample_prompts=['{'a' * 300}']"], "log.sample_prompts", "prompt 1 has 3"),
         (["data.train.0.path=empty.jsonl"], "data.train.0.path", "empty.jsonl: the file has no rows"),
         (["data.train.0.path=bad.jsonl"], "data.train.0.path", "no known data format"),
         (["data.val=[{path = 'none.jsonl'}]"], "data.val.0.path", "none.jsonl: no such"),

@@ -107,6 +107,8 @@ def test_the_fields_of_schema_1():
             "skipped",
             "warm_up",
             "compiled",
+            "epoch",
+            "skips",
         ],
         "progress": [
             "step",

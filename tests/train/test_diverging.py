@@ -6,6 +6,7 @@ import pytest
 
 from rptrain.engine.stage_pass import StagePass
 from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.folder.run_log import FILE
 from rptrain.runs.records import events
 from rptrain.train.job import prepare_job
 
@@ -40,6 +41,7 @@ def test_a_run_that_diverges_ends(steps, message, update, tmp_path):
     run = RunDir(path)
     assert not list(path.glob("model*"))
     assert isinstance(list(events.read(run.events_path))[-1], events.Failed)
+    assert result.stderr.splitlines()[-1] in (path / FILE).read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize("steps", [2, 40])

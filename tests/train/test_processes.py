@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from rptrain.checkpoint.atomic_dir import complete_checkpoints
 from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.folder.run_log import FILE
 from rptrain.runs.records import events
 
 from .. import run_tools as tools
@@ -21,6 +22,7 @@ from ..commands import Command, Commands
 
 Start = Callable[..., "Command | subprocess.Popen[str]"]
 REPLICAS = ("engine.replicas=4", "engine.round_size=1", "engine.devices=cpu:4", "engine.replan=false")
+ANSWERS = ("data.val_size=0.2", "train.eval_on_start=true", "log.sample_prompts=['a']")
 
 
 @pytest.fixture(scope="module")
@@ -125,13 +127,15 @@ def test_two_processes_train_to_the_bits_of_one(folder, torchrun):
     "overrides",
     [
         ("optim.update=sync", "model.dtype=bfloat16"),
-        ("train.method=lora", "lora.r=4", "model.dtype=bfloat16", "lora.base=nf4"),
+        ("train.method=lora", "lora.r=4", "model.dtype=bfloat16", "lora.base=nf4", *ANSWERS),
         ("optim.max_grad_norm=0.01", "data.val_size=0.2", "train.eval_steps=2", "save.load_best_model_at_end=true"),
     ],
     ids=["sync", "lora", "validation"],
 )
 def test_other_kinds_of_runs(folder, torchrun, overrides):
-    """With validation data, the last step of an epoch has one micro-batch, and two processes have none of it."""
+    """With validation data, the last step of an epoch has one micro-batch, and two processes have none of it. The first
+    process answers the prompts.
+    """
     overrides += ("save.save_steps=2",)
     alone = tools.train_here(folder, *REPLICAS, *overrides, "log.run_name=alone")
     assert codes(torchrun.run(3, *overrides)) == [0, 0, 0]
@@ -139,6 +143,9 @@ def test_other_kinds_of_runs(folder, torchrun, overrides):
     assert same([alone, run]) and len(losses(run)) == 6
     scores = [[each.score for each in tools.events(one, events.Evaluation)] for one in (alone, run)]
     assert scores[0] == scores[1]
+    answers = [[(each.step, each.text) for each in tools.events(one, events.Sample)] for one in (alone, run)]
+    assert answers[0] == answers[1] and bool(answers[0]) == ("log.sample_prompts=['a']" in overrides)
+    assert not (run.of_process(1).path / FILE).exists() and (run.path / FILE).is_file()
 
 
 @pytest.mark.long

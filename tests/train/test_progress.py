@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from math import inf
 
 import pytest
 from rich.console import Console
@@ -17,8 +18,10 @@ from rptrain.utils.units import format_duration
 
 from ..tui.recorded import make_run
 
-STEPS = [Step(n, 4.0 / n, 1e-3, 1.0, 8, 8, 1234.5, skipped=n == 3, time=10.0 * n) for n in (1, 2, 3)]
-
+STEPS = [
+    Step(n, 4.0 / n, 2e-5, norm, 8, 8, 1234.5, skipped=n == 3, epoch=epoch, skips=skips, time=10.0 * n)
+    for n, norm, epoch, skips in ((1, 1.25, None, 0), (2, 1.25, 2 / 3, 2), (3, inf, 1.0, 1))
+]
 
 RUNNING = phases.Phase("running step 3", 128, "micro-batch", done=37, share=0.29, left=130.0, repeats=True)
 
@@ -40,9 +43,9 @@ def progress(total: int, *, terminal: bool = False, quiet: bool = False) -> str:
 def test_plain_lines_where_there_is_no_terminal():
     assert progress(363).splitlines() == [
         "[[data.train]] a note that is longer than the console is wide",
-        "step 1/363  loss 4.0000  1,234 tokens/s",
-        "step 2/363  loss 2.0000  1,234 tokens/s  ETA 1 h 00 m",
-        "step 3/363  skipped: the gradients were not finite  1,234 tokens/s  ETA 1 h 00 m",
+        "step 1/363  loss 4.0000  lr 2e-5  grad norm 1.25  1,234 tokens/s",
+        "step 2/363  loss 2.0000  lr 2e-5  grad norm 1.25  epoch 0.67  2 steps skipped  1,234 tokens/s  ETA 1 h 00 m",
+        "step 3/363  skipped: the gradients were not finite  lr 2e-5  epoch 1.00  1,234 tokens/s  ETA 1 h 00 m",
     ]
 
 
@@ -157,6 +160,18 @@ def test_the_end_says_how_the_loss_changed_and_what_to_try(tmp_path):
     finished, hint = closing_lines(run)
     assert finished == "finished after 60 steps: median loss 4.0000 -> 4.0000 (+0.0%)" and "learning rate" in hint
     assert [*closing_lines(tmp_path)] == []
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("quiet", [True, False])
+def test_all_lines_are_copied_whatever_is_shown(terminal, quiet):
+    copied = list[str]()
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=40, _environ={})
+    with ProgressDisplay(363, quiet=quiet, console=console, copy=copied.append) as shown:
+        shown.note("a note")
+        for step in STEPS:
+            shown.update(step)
+    assert copied == ["a note", *progress(363).splitlines()[1:]]
 
 
 def test_nothing_when_quiet():

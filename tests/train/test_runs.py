@@ -17,6 +17,7 @@ from rptrain.engine.devices.base import STREAMS
 from rptrain.models.families import registry
 from rptrain.models.locate import read_config
 from rptrain.runs.folder.run_dir import RunDir
+from rptrain.runs.folder.run_log import FILE
 from rptrain.runs.records import events
 from rptrain.runs.view.run_view import RunView
 from rptrain.schedule.plan import Plan
@@ -361,6 +362,7 @@ def test_the_folder(folder):
         "events.jsonl",
         "lanes.jsonl",
         "model",
+        "run.log",
     }
     assert {path.name for path in run.checkpoints_path.iterdir()} == {"checkpoint-3", "checkpoint-6"}
     folders = (run.path, run.checkpoints_path, run.control_path)
@@ -378,6 +380,8 @@ def test_the_folder(folder):
 
     resolved = tools.write_config(folder, *sizes)
     assert run.config() == resolved.config
+    shown = (run.path / FILE).read_text()
+    assert all(f"  step {step}/6  loss " in shown for step in (4, 6)) and "step 5/6" not in shown
 
     records = [json.loads(line) for line in run.events_path.read_bytes().splitlines()]
     begin = ["run_started", "process_started", "plan", "estimated"]
@@ -389,6 +393,7 @@ def test_the_folder(folder):
     spec = registry.build(read_config(folder / "model"))
     assert (started.config_hash, started.parameters) == (resolved.config.digest, spec.num_parameters)
     assert list(tools.steps(run)) == [4, 6]
+    assert [event.epoch for event in tools.events(run, events.Step)] == [1.0, 1.5]  # of 256 sequences, 64 per step
     assert {event.tokens for event in tools.events(run, events.Step)} == {64 * 16}
     assert {event.supervised for event in tools.events(run, events.Step)} == {64 * 15}
 

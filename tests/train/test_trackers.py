@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rptrain.inference import samples
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
 from rptrain.train import session
@@ -25,19 +26,28 @@ class Fake(ModuleType):
         super().__init__(name)
         self.__spec__ = ModuleSpec(name, None)
         self.opened: list[dict[str, Any]] = []
-        self.values: dict[tuple[str, int], float] = {}
+        self.values: dict[tuple[str, int], Any] = {}
         self.closed = 0
 
     def init(self, **settings: Any) -> SimpleNamespace:
         self.opened.append(settings)
-        return SimpleNamespace(log=self.log, finish=self.finish)
+        return SimpleNamespace(log=self.log, finish=self.finish, define_metric=lambda *names, **settings: None)
 
     def SummaryWriter(self, **settings: Any) -> SimpleNamespace:
         self.opened.append(settings)
-        return SimpleNamespace(add_scalar=lambda name, value, step: self.log({name: value}, step), close=self.finish)
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        self.values |= {(name, step): value for name, value in values.items()}
+        def add(name: str, value: Any, step: int) -> None:
+            self.log({name: value}, step)
+
+        return SimpleNamespace(add_scalar=add, add_text=add, close=self.finish)
+
+    def Table(self, columns: list[str], data: list[list[Any]]) -> str:
+        return repr([dict(zip(columns, row, strict=True)) for row in data])
+
+    def log(self, values: dict[str, Any], step: int | None = None) -> None:
+        """W&B gets the step as a metric."""
+        step = values["train/global_step"] if step is None else step
+        self.values |= {(name, step): value for name, value in values.items() if name != "train/global_step"}
 
     def finish(self) -> None:
         self.closed += 1
@@ -51,17 +61,22 @@ def test_what_a_tracker_gets(name, module, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, fake)
     tools.write_model(tmp_path / "model")
     settings = (f'log.report_to=["{name}"]', "log.logging_steps=2", "train.max_steps=4", "log.project=mine")
-    run = tools.train_here(tmp_path, *settings)
+    monkeypatch.setattr(samples, "MAX_NEW_TOKENS", 2)
+    run = tools.train_here(tmp_path, *settings, "data.val_size=0.3", 'log.sample_prompts=["x", "y"]')
     recorded = {
         (f"train/{key}", event.step): getattr(event, key)
         for event in tools.events(run, events.Step)
-        for key in ("loss", "grad_norm", "learning_rate", "tokens_per_second")
+        for key in ("loss", "grad_norm", "learning_rate", "epoch", "tokens_per_second")
         if key != "tokens_per_second" or not event.warm_up
     }
-    assert fake.values == recorded and len(recorded) == 7 and fake.closed == 1
+    (validated,) = tools.events(run, events.Evaluation)
+    config, answers = fake.values.pop(("config", 0), None), [fake.values.pop((f"samples/{n}", 4)) for n in (1, 2)]
+    assert fake.values == recorded | {("eval/loss", 4): validated.score} and len(recorded) == 9 and fake.closed == 1
+    for answer, prompt, event in zip(answers, "xy", tools.events(run, events.Sample), strict=True):
+        assert event.prompt == prompt and prompt in answer and event.text in answer
     (opened,) = fake.opened
     if name == "tensorboard":
-        assert opened == {"logdir": str(run.path / "tensorboard")}
+        assert opened == {"logdir": str(run.path / "tensorboard")} and '"max_steps": 4' in config
     else:
         assert (opened["project"], opened["name"], opened["config"]["train"]["max_steps"]) == ("mine", "run", 4)
 
@@ -91,7 +106,7 @@ def test_a_tracker_that_raises_is_told_once_and_the_run_goes_on_with_the_others(
     tools.write_model(tmp_path / "model")
     run = tools.train_here(tmp_path, 'log.report_to=["wandb", "trackio"]')
     assert [(event.name, event.message) for event in tools.events(run, events.TrackerFailed)] == [("wandb", message)]
-    assert len(calls) == 1 and run.finished and len(good.values) == 4 * 6 - 2 and (good.closed, fake.closed) == (1, 0)
+    assert len(calls) == 1 and run.finished and len(good.values) == 5 * 6 - 2 and (good.closed, fake.closed) == (1, 0)
 
 
 @pytest.mark.parametrize(("bad", "does"), [("init", "open"), ("log", "close"), ("finish", "close")])
@@ -117,7 +132,7 @@ def test_a_tracker_that_hangs_is_noticed_during_the_run(tmp_path, monkeypatch):
     """By the next metrics, not only when it is closed."""
     fake, ends, told = Fake("wandb"), threading.Event(), list[events.Event]()
     entered = threading.Event()
-    fake.log = lambda values, step: (entered.set(), ends.wait())
+    fake.log = lambda values: (entered.set(), ends.wait())
     monkeypatch.setitem(sys.modules, "wandb", fake)
     step = events.Step(1, 2.0, 1e-3, 1.0, 8, 8, 100.0)
     config = tools.write_config(tmp_path, 'log.report_to=["wandb"]').config

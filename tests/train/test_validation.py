@@ -7,7 +7,9 @@ import pytest
 import rptrain.train.run
 from rptrain.checkpoint.processes import Processes
 from rptrain.data.split import split
+from rptrain.inference import samples
 from rptrain.runs.records import events
+from rptrain.runs.view.run_view import RunView
 from rptrain.train.group import Group
 from rptrain.train.job import prepare_job
 from rptrain.train.validation import EarlyStopping
@@ -19,6 +21,10 @@ from ..cases import grid
 
 def losses(run):
     return {event.step: event.score for event in tools.events(run, events.Evaluation) if event.name == "loss"}
+
+
+def answered(run, step):
+    return [(event.prompt, event.text) for event in tools.events(run, events.Sample) if event.step == step]
 
 
 @pytest.mark.long
@@ -55,20 +61,30 @@ def test_a_set_is_not_held_out_as_a_whole(folder):
 
 
 @pytest.mark.parametrize("update", ["async", grid("sync")])
-def test_the_loss_at_intervals_changes_nothing_and_is_the_same_after_a_resume(folder, update, monkeypatch):
+def test_losses_and_answers_at_intervals_change_nothing_and_are_the_same_after_a_resume(folder, update, monkeypatch):
     data = ("data.val_size=0.3", f"optim.update={update}", "save.save_steps=2")
     without = tools.train_here(folder, *data, "log.run_name=without")
-    run = tools.train_here(folder, *data, "train.eval_steps=2")
-    assert list(losses(without)) == [6] and list(losses(run)) == [2, 4, 6]
+    monkeypatch.setattr(samples, "MAX_NEW_TOKENS", 4)
+    prompts = ["Spell backwards: abc", "Go on"]
+    at_start = ("train.eval_steps=2", "train.eval_on_start=true", f"log.sample_prompts={prompts}")
+    run = tools.train_here(folder, *data, *at_start)
+    assert list(losses(without)) == [6] and list(losses(run)) == [0, 2, 4, 6]
+    first, *_ = (event for event in events.read(run.events_path) if isinstance(event, events.Step | events.Evaluation))
+    assert isinstance(first, events.Evaluation)
     assert (
         losses(run)[6] == losses(without)[6]
         and tools.state(run)["model.safetensors"] == tools.state(without)["model.safetensors"]
     )
+    answers = {step: answered(run, step) for step in losses(run)}
+    texts = tools.generated(run.checkpoint_path(4), prompts, 4, 0.0, 0, False)
+    assert answers[4] == list(zip(prompts, texts, strict=True)) and answers[4] != answers[2]
     lines = run.events_path.read_text().splitlines(keepends=True)
     run.events_path.write_text("".join(lines[:-1]))
     (run.checkpoint_path(6) / "complete.json").unlink()
-    again = tools.train_here(folder, *data, "train.eval_steps=2", "engine.devices=cpu:1")
+    again = tools.train_here(folder, *data, *at_start, "engine.devices=cpu:1")
     assert again.path == run.path and losses(again)[6] == losses(without)[6]
+    assert [event.step for event in tools.events(again, events.Evaluation)] == [0, 2, 4, 6, 6]
+    assert answered(again, 6) == 2 * answers[6]
 
 
 def test_sets_of_their_own(folder):
@@ -116,6 +132,9 @@ def test_early_stopping_counts_from_the_best():
     ("overrides", "message"),
     [
         (("train.eval_steps=2",), "needs a validation set"),
+        (("train.eval_on_start=true",), "needs a validation set"),
+        (("log.sample_prompts=['a']",), "needs a validation set"),
+        (("data.val_size=0.1", f"log.sample_prompts={5 * ['a']}"), "at most 4"),
         (("data.val_size=0.1", "train.early_stopping_patience=2"), "needs train.eval_steps"),
         (("data.val_size=0.1", 'data.val=[{path="builtin:random"}]'), "remove one of them"),
     ],
@@ -134,12 +153,16 @@ def test_a_run_that_is_stopped_within_the_measured_steps_ends_there(folder):
 
 
 def test_a_run_that_was_stopped_early_does_not_train_on_when_it_is_resumed(folder):
+    """The loss before training is lower than all others, but neither counts for early stopping nor as the best."""
     settings = ("data.val_size=0.3", "train.eval_steps=1", "train.early_stopping_patience=1", "train.max_steps=12")
-    rest = ("optim.learning_rate=1.0", "optim.warmup_steps=0", "optim.update=sync", "engine.replan=false")
+    settings += ("train.eval_on_start=true",)
+    rest = ("optim.learning_rate=5.0", "optim.warmup_steps=0", "optim.update=sync", "engine.replan=false")
     run = tools.train_here(folder, *settings, *rest)
     lines = run.events_path.read_text().splitlines(keepends=True)
     run.events_path.write_text("".join(lines[:-1]))
     before, model = max(losses(run)), tools.state(run)["model.safetensors"]
+    best = RunView(run.path).results.best
+    assert before > 1 and min(losses(run).values()) == losses(run)[0] and best is not None and best.step > 0
     again = tools.train_here(folder, *settings, *rest)
     assert again.path == run.path and max(event.step for event in tools.events(again, events.Step)) == before
     assert again.finished and tools.state(again)["model.safetensors"] == model

@@ -67,3 +67,22 @@ async def test_the_layout_comes_to_rest_at_any_size(make: Made, tmp_path: Path, 
             await pilot.pause(0)
             seen.add((body.size, body.virtual_size, body.show_vertical_scrollbar))
         assert len(seen) == 1, seen
+
+
+@driven
+async def test_an_answer_of_several_lines_begins_below_its_prompt():
+    panel = LogPanel()
+    app = Page(panel)
+    async with app.run_test(size=(60, 12)) as pilot:
+        panel.show_samples(
+            [{"step": 20, "prompt": "two\nlines", "text": "yes\nno\n"}, {"step": 20, "prompt": "b", "text": "c"}]
+        )
+        panel.turn_to("samples")
+        await until(pilot, lambda: "step 20  b  c" in screen_text(app))
+        shown = [line.strip() for line in screen_text(app).splitlines()]
+        assert shown[(first := shown.index("step 20  two␊lines")) : first + 4] == [
+            shown[first],
+            "yes",
+            "no",
+            "step 20  b  c",
+        ]

@@ -44,12 +44,12 @@ _REMOVED = re.compile(r"^double_quant = false\b.*$", re.MULTILINE)
 _FREE = re.compile(
     r"(save|log|eval)\..*|data\.(cache_dir|follow_links|max_bad_rows|reasoning)|model\.(hold|follow_links)|"
     r"optim\.max_skipped_steps|"
-    r"train\.(max_steps|num_epochs|eval_steps|early_stopping_patience)|"
+    r"train\.(max_steps|num_epochs|eval_steps|eval_on_start|early_stopping_patience)|"
     r"engine\.(devices|vram_limit|host_limit|optimizer_threads|replan|stall_action|stall_timeout|trace)"
 )
 # The processes that train a run together may differ in these keys: each has its own devices, memory and folders.
 OWN = re.compile(
-    r"engine\.(devices|vram_limit|host_limit|optimizer_threads|stall_action|stall_timeout)|log\..*|"
+    r"engine\.(devices|vram_limit|host_limit|optimizer_threads|stall_action|stall_timeout)|log\.(?!sample_prompts).*|"
     r"data\.(cache_dir|follow_links)|model\.follow_links|save\.(resume|output_dir)"
 )
 

@@ -87,6 +87,8 @@ class Step(Event):
     skipped: Bool = False
     warm_up: Bool = False  # tokens_per_second is that of all steps so far, with the slow first ones: too few others
     compiled: Int = 0  # kernels that were compiled since the last record
+    epoch: Float | None = None  # epochs after this step; None in older versions
+    skips: Int = 0  # steps since the last record whose gradients were not finite
 
     severity: ClassVar[Severity] = "warning"  # of the sentence for a skipped step
 

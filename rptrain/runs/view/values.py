@@ -30,8 +30,10 @@ class Score:
 
 
 def lowest(scores: Iterable[Score]) -> Score | None:
-    """The first of the scores with the lowest validation loss; None if none of them is finite."""
-    losses = [score for score in scores if score.name == VALIDATION_LOSS and score.score is not None]
+    """The first of the scores with the lowest validation loss; None if none of them is finite. That of step 0, before
+    training, does not count: there is no checkpoint of it.
+    """
+    losses = [score for score in scores if score.name == VALIDATION_LOSS and score.score is not None and score.step]
     return min(losses, key=lambda score: score.score or 0.0, default=None)
 
 

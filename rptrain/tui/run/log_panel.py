@@ -141,5 +141,6 @@ def _marked(line: Content, wanted: str) -> Content:
 
 
 def _sample(sample: Mapping[str, Any]) -> Content:
-    prompt, text = printable(sample["prompt"]), printable(sample["text"])
-    return Content.assemble((f"step {sample['step']:,}  {prompt}", "$muted"), (f"  {text}", "bold"))
+    prompt, text = one_line(sample["prompt"]), printable(sample["text"].rstrip())
+    between = "\n" if "\n" in text else "  "
+    return Content.assemble((f"step {sample['step']:,}  {prompt}", "$muted"), (f"{between}{text}", "bold"))

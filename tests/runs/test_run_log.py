@@ -1,0 +1,66 @@
+"""The log file of a run has the lines of a terminal with their times, and a run does not depend on it."""
+
+import logging
+import re
+
+from rptrain.runs.folder.run_log import FILE, RunLog
+
+from .. import run_tools as tools
+
+LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (.*)\n", re.MULTILINE)
+
+
+def lines(folder):
+    text = (folder / FILE).read_text()
+    found = LINE.findall(text)
+    assert len(found) == len(text.splitlines()), "a line has no time"
+    return found
+
+
+def test_what_was_said_before_the_folder_existed_and_warnings_are_in_it(tmp_path, capsys):
+    log = logging.getLogger("rptrain.data.loader")
+    with RunLog() as run_log:
+        run_log.write("first")
+        log.warning("a file %s", "is odd")
+        assert not (tmp_path / FILE).exists()
+        run_log.open(tmp_path)
+        run_log.write("two\nlines\x1b[31m")
+    log.warning("after the run")
+    with RunLog() as run_log:
+        run_log.open(tmp_path)
+        run_log.write("resumed")
+    assert lines(tmp_path) == ["first", "a file is odd", "two", "lines␛[31m", "resumed"]
+
+
+def test_a_warning_is_shown_once_as_without_a_log(tmp_path, monkeypatch):
+    """By Python's handler of last resort, which another handler turns off."""
+    shown = list[str]()
+    monkeypatch.setattr(logging.lastResort, "emit", lambda record: shown.append(record.getMessage()))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with RunLog():
+        logging.getLogger("rptrain.train").warning("once")
+    assert shown == ["once"]
+
+
+def test_a_full_disk_is_noted_once_and_later_lines_are_whole(tmp_path, caplog):
+    with RunLog() as run_log:
+        run_log.open(tmp_path)
+        run_log.write("before")
+        with tools.room_for(40):
+            run_log.write("lost " * 20)
+            run_log.write("lost " * 20)
+        run_log.write("after")
+    assert lines(tmp_path) == ["before", "after"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / FILE} cannot be written: File too large. The run continues without it"
+    ]
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path, caplog):
+    (outside := tmp_path / "outside.log").write_text("mine")
+    (run := tmp_path / "run").mkdir()
+    (run / FILE).symlink_to(outside)
+    with RunLog() as run_log:
+        run_log.open(run)
+        run_log.write("not there")
+    assert outside.read_text() == "mine" and len(caplog.records) == 1
