@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
+from rptrain.gguf import kinds
 from rptrain.utils.paths import RUNS
 from rptrain.utils.text import one_line
 
@@ -49,6 +50,11 @@ def _choices(annotation: Any) -> Iterator[str]:
     else:
         for one in get_args(annotation):
             yield from _choices(one)
+
+
+def gguf_types(incomplete: str) -> list[str]:
+    """The types of GGUF files that begin with `incomplete`."""
+    return [kind for kind in kinds.ALL if kind.startswith(incomplete)]
 
 
 def no_completions() -> list[str]:
