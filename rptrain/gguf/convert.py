@@ -14,9 +14,10 @@ from rptrain.utils.phases import Phase, during
 SHOWN = 12  # lines of its output that an error has if their meaning is not known
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # a converter must not look for files that are missing
 UNKNOWN_TOKENIZER = (
-    "the converter recognizes a tokenizer by how it splits a test text, and does not know this one. Tokenizers of "
-    "published models (Llama, Qwen, Mistral, Granite, Phi, GLM, SmolLM, ...) are known; one that was trained for a "
-    "model of your own, as that of tiny-tasks, has to be added to convert_hf_to_gguf_update.py first"
+    "the converter recognizes a tokenizer by how it splits a test text, and does not know this one. It knows those of "
+    "published models (Llama, Qwen, Mistral, Granite, Phi, GLM, SmolLM, ...). A tokenizer that was trained for a model "
+    "of your own has to be added to llama.cpp (convert_hf_to_gguf_update.py); that of tiny-tasks, which has no merges, "
+    "cannot be loaded by it"
 )
 # What the output of a program means, by what is found in it.
 MEANINGS = {

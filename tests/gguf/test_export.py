@@ -15,7 +15,7 @@ from rptrain.cli import argv
 from rptrain.cli.commands import app
 from rptrain.gguf import export as exporting
 from rptrain.gguf import kinds, tools
-from rptrain.gguf.export import export_gguf, modelfile_of
+from rptrain.gguf.export import Written, export_gguf, modelfile_of
 from rptrain.models.families import registry
 from rptrain.models.locate import PRESETS
 from rptrain.models.transforms.lora import LoRA, with_lora
@@ -246,6 +246,19 @@ def test_the_scale_of_rslora_is_in_alpha(run, checkout, to, tmp_path):
 def test_options_of_the_other_kind_of_export(run, options, said):
     result = CliRunner().invoke(app, argv.arguments(["export", str(run), *options]))
     assert result.exit_code == 2 and said in result.stderr
+
+
+@pytest.mark.parametrize("answer", ["n\n", "y\n"], ids=["no", "yes"])
+def test_on_a_terminal_it_asks_before_a_file_is_replaced(run, checkout, to, monkeypatch, answer):
+    calls = []
+    written = Written(to, modelfile_of(to), "q8_0", "org/base", "a note")
+    monkeypatch.setattr(exporting, "export_gguf", lambda *given, force, **named: calls.append(force) or written)
+    monkeypatch.setattr("rptrain.cli.models.is_terminal", lambda stream: True)
+    to.touch()
+    result = CliRunner().invoke(app, argv.arguments(["export", str(run), "--to", str(to)]), input=answer)
+    assert (result.exit_code, calls) == (0, [True] if answer == "y\n" else [])
+    if calls:
+        assert f"{to}\n" in result.stdout and "--lora" in result.stderr and "a note" in result.stderr
 
 
 def test_programs_are_found_in_the_path_and_beside_it(checkout, monkeypatch):
