@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
-    *("utils", "config", "schedule", "kernels", "models", "data", "engine", "machine", "checkpoint", "inference"),
-    *("runs", "hub", "preflight", "planner", "train", "bench", "doctor", "tui", "cli", "__main__"),
+    *("utils", "config", "schedule", "kernels", "models", "data", "engine", "machine", "checkpoint", "gguf"),
+    *("inference", "runs", "hub", "preflight", "planner", "train", "bench", "doctor", "tui", "cli", "__main__"),
 )
 ACYCLIC = ("engine",)  # packages whose submodules, the files and folders at their top, form no cycle
 

@@ -140,14 +140,8 @@ def written_aside(
     needs is taken by something that rptrain did not create, DiskFull, or OSError. An error leaves `target` unchanged.
     """
     check = check or partial(_check_kind, facts.get("kind"))
-    folder, replaced = _stage(target), beside(target, REPLACED)
-    try:
-        disk = shutil.disk_usage(target.parent)
-        if disk.total and disk.free < needed + SLACK:  # some FUSE file systems and ramfs have no size
-            raise DiskFull(
-                f"{target} needs {format_bytes(needed + SLACK)}, and {format_bytes(disk.free)} is free on its disk: "
-                "make room, or write elsewhere"
-            )
+    replaced = beside(target, REPLACED)
+    with staged(target, needed) as folder:
         _check_replaced(replaced, check)
         aside = Aside.of(target, uuid4().hex)
         aside.path.mkdir()
@@ -170,6 +164,23 @@ def written_aside(
         sync_folder(target.parent)
         with suppress(OSError):  # otherwise the next call for this target deletes it or reports it
             replaced.rename(folder / "old")
+
+
+@contextmanager
+def staged(target: Path, needed: int) -> Iterator[Path]:
+    """A hidden folder beside a target in which it is written, and which is deleted with what is left in it.
+
+    `needed` bytes must be free. Raises DiskFull, UserError as `check_free`, or OSError.
+    """
+    folder = _stage(target)
+    try:
+        disk = shutil.disk_usage(target.parent)
+        if disk.total and disk.free < needed + SLACK:  # some FUSE file systems and ramfs have no size
+            raise DiskFull(
+                f"{target} needs {format_bytes(needed + SLACK)}, and {format_bytes(disk.free)} is free on its disk: "
+                "make room, or write elsewhere"
+            )
+        yield folder
     finally:
         with suppress(OSError):
             _delete(folder)

@@ -115,10 +115,7 @@ def export(
     state = read_state(checkpoint)
     step = state["step"]
     tell(f"{checkpoint}: {said or f'step {step}'}")
-    to = _absolute(to)
-    _check_place(to)
-    _check_inputs(to, _inputs(source, checkpoint, state["meta"].get("model_dir")))
-    _check_runs(to, force)
+    to = checked_target(to, source, checkpoint, state, force=force)
     with locked(to, force=force):
         return _export(checkpoint, state, to, kind, progress, merge=merge, force=force)
 
@@ -286,6 +283,19 @@ def _read_flat(file: Path, dtype: torch.dtype | None) -> Tensor:
         return join(flat, read_one(stored["remainder"])) if other and "remainder" in stored else flat
     except (UserError, KeyError) as error:
         raise Damaged(f"{file} is damaged: {describe(error)}") from error
+
+
+def checked_target(to: Path, source: Path, checkpoint: Path, state: Mapping[str, Any], *, force: bool) -> Path:
+    """The absolute path of a target that is written from a checkpoint with this `state`.
+
+    UserError if its name cannot be used, if it overlaps what is read or the folder of a run, or if it holds the current
+    or the home directory.
+    """
+    to = _absolute(to)
+    _check_place(to)
+    _check_inputs(to, _inputs(source, checkpoint, state["meta"].get("model_dir")))
+    _check_runs(to, force)
+    return to
 
 
 def _absolute(to: Path) -> Path:

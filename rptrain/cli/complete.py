@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
+from rptrain.gguf import kinds
 from rptrain.utils.paths import RUNS
 from rptrain.utils.text import one_line
 
@@ -56,6 +57,11 @@ def recipe_names(incomplete: str) -> list[tuple[str, str]]:
     from rptrain.config import recipes
 
     return [(name, recipes.title(name)) for name in recipes.names() if name.startswith(incomplete)]
+
+
+def gguf_types(incomplete: str) -> list[str]:
+    """The types of GGUF files that begin with `incomplete`."""
+    return [kind for kind in kinds.ALL if kind.startswith(incomplete)]
 
 
 def no_completions() -> list[str]:

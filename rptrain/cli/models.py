@@ -12,10 +12,11 @@ import typer
 
 from rptrain.checkpoint.export_progress import is_export, loading_code, record
 from rptrain.checkpoint.run_states import recorded
-from rptrain.cli.complete import RUNS, no_completions, run_names
+from rptrain.cli.complete import RUNS, gguf_types, no_completions, run_names
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.export_display import ExportDisplay
 from rptrain.cli.options import JsonArray, PlacementOption
+from rptrain.gguf import kinds
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import expanded
 from rptrain.utils.phase_display import PhaseDisplay
@@ -34,26 +35,48 @@ def export(
         ),
     ],
     to: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder to write to; created if missing.", autocompletion=no_completions)
+        Path,
+        typer.Option(
+            metavar="DIR|F.gguf",
+            help="Folder to write to, created if missing; or a GGUF file for llama.cpp and Ollama.",
+            autocompletion=no_completions,
+        ),
     ],
     dtype: Annotated[str | None, typer.Option(help="Data type of the weights; by default the run's.")] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help=f"Type of a GGUF file: {', '.join(kinds.ALL)}. By default {kinds.MODEL}, and {kinds.ADAPTER} for an "
+            "adapter.",
+            autocompletion=gguf_types,
+        ),
+    ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the adapters into the model's weights.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder, unless it is an input.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing folder, unless it is an input, or GGUF file.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the progress and the result as JSON, one record per line.")
     ] = False,
 ) -> None:
-    """Export a Hugging Face model or a PEFT adapter of a run.
+    """Export a Hugging Face model, a PEFT adapter or a GGUF file of a run.
 
     The result of a run is the best state if save.load_best_model_at_end is set, else the newest. On a terminal it asks
-    before it replaces an earlier export, and shows the bytes written. The last lines are the code that loads the
-    export; only its path is on standard output.
+    before it replaces an earlier export, and shows the bytes written. The last lines are the code or the commands that
+    load the export; only its path is on standard output. A GGUF file, with a Modelfile beside it, is written by
+    llama.cpp's converter: `rptrain doctor` says whether it is found.
     """
     with exit_codes():
         from rptrain.runs.folder.named import named_source
 
         path, to = named_source(source, RUNS), expanded(to)
         asked = is_terminal(sys.stdin) and is_terminal(sys.stderr) and not (force or as_json)
+        if to.suffix.lower() == kinds.SUFFIX:
+            _export_gguf(path, to, dtype, quantize, merge=merge, force=force, asked=asked, as_json=as_json)
+            return
+        if quantize is not None:
+            raise UserError(f"--quantize is for GGUF files: name one, such as --to {to.name or 'model'}{kinds.SUFFIX}")
         if asked and is_export(to) and not typer.confirm(f"Replace the export in {printable(str(to))}?", err=True):
             raise typer.Exit(0)
         with ExportDisplay(as_json=as_json) as display:
@@ -68,6 +91,38 @@ def export(
         else:
             print(written)
             print(f"Load it with:\n\n{indent(printable(code), '  ')}\n", file=sys.stderr)
+
+
+def _export_gguf(
+    source: Path,
+    to: Path,
+    dtype: str | None,
+    quantize: str | None,
+    *,
+    merge: bool,
+    force: bool,
+    asked: bool,
+    as_json: bool,
+) -> None:
+    if dtype is not None:
+        raise UserError("--dtype is for folders: --quantize names the type of a GGUF file, such as bf16")
+    if asked and to.is_file():
+        if not typer.confirm(f"Replace {printable(str(to))} and its Modelfile?", err=True):
+            raise typer.Exit(0)
+        force = True
+    with ExportDisplay(as_json=as_json) as display:
+        with PROCESS.importing():
+            from rptrain.gguf.export import export_gguf
+
+        written = export_gguf(source, to, quantize, merge=merge, force=force, report=display.report, tell=display.tell)
+    code = written.commands()
+    if as_json:
+        print(record(phase="done", path=str(written.file), modelfile=str(written.modelfile), code=code))
+    else:
+        print(written.file)
+        print(f"Load it with:\n\n{indent(printable(code), '  ')}\n", file=sys.stderr)
+        if written.note:
+            print(one_line(written.note), file=sys.stderr)
 
 
 def generate(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rptrain.doctor import gpu, host, kernels, links, products
+from rptrain.doctor import gguf, gpu, host, kernels, links, products
 from rptrain.doctor.checks import Check
 from rptrain.utils.phases import phase
 
@@ -24,4 +24,5 @@ def examine(runs: Path) -> list[Check]:
         *together,
         *rates,
         *host.examine(runs, gpus=any("device" in one.figures for one in gpus)),
+        gguf.examine(),
     ]

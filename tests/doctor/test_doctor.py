@@ -45,6 +45,7 @@ def test_a_machine_without_a_gpu(no_gpu, tmp_path):
         "page-locking",
         "disk",
         "runs folder",
+        "GGUF",
     ]
     assert by_subject["GPU"].status == "warning"
     assert by_subject["CPU"].figures["cores"] == cores()
