@@ -131,7 +131,7 @@ def check_data(config: Config, model_dir: Path, spec: ModelSpec, padding_row: in
         if config.eval.questions:
             checks.make("eval.questions", evaluate.check_questions, tokenizer)
         prompts = config.log.sample_prompts
-        checks.make("log.sample_prompts", samples.check_prompts, tokenizer, prompts, spec.vocab_size)
+        checks.make("log.sample_prompts", samples.encode_samples, tokenizer, prompts, spec.vocab_size)
         rows.read(tokenizer, spec.vocab_size, model_dir)
         rows.warn_of_ends(tokenizer, own_eos, padding_row)
         amount = rows.amount()

@@ -1,6 +1,6 @@
 """Record the answers to `log.sample_prompts` whenever a run is validated."""
 
-from rptrain.inference.samples import answer_prompts
+from rptrain.inference.samples import answer_samples
 from rptrain.runs.records.events import Sample
 from rptrain.train.session import Session
 from rptrain.utils.phases import phase
@@ -20,7 +20,7 @@ def record_answers(session: Session, step: int) -> None:
         if not main.first:
             return
         with phase("answering the sample prompts", unit=""):
-            answers = answer_prompts(job.spec, session.store.weights, job.tokenizer, prompts, job.eos_ids)
+            answers = answer_samples(job.spec, session.store.weights, job.tokenizer, job.sample_inputs, job.eos_ids)
     for prompt, text in zip(prompts, answers, strict=True):
         session.begun.log.write(Sample(step, prompt, text))
         session.progress.note(f"step {step}: {one_line(prompt)} -> {one_line(text) or '(no text)'}")

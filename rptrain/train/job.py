@@ -24,7 +24,7 @@ from rptrain.engine.memory.share import Share
 from rptrain.engine.memory.step_layout import StepLayout
 from rptrain.engine.meter import measured_stages
 from rptrain.inference.evaluate import check_questions
-from rptrain.inference.samples import check_prompts
+from rptrain.inference.samples import encode_samples
 from rptrain.kernels.toolchain import try_out
 from rptrain.machine.hardware import Hardware, here
 from rptrain.models.base_files import CONFIG, BaseFile, base_files, check_base_files, check_links, left_out
@@ -69,6 +69,7 @@ class Job:
     own_config: bool = False  # not that of the files: of a text model alone, or with tie_word_embeddings added
     ends: tuple[int, ...] = ()  # the ids that exports add to generation_config.json: see `eos.added`
     eos_ids: frozenset[int] = frozenset()  # all that end an answer of the trained model
+    sample_inputs: Sequence[Sequence[int]] = ()  # the tokens of log.sample_prompts
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -156,7 +157,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
     own_eos, stops = eos.eos_ids(model_dir, spec.config, tokenizer), eos.stops(model_dir, spec.config)
     if config.eval.questions:
         check_questions(tokenizer)
-    check_prompts(tokenizer, config.log.sample_prompts, spec.vocab_size)
+    sample_inputs = encode_samples(tokenizer, config.log.sample_prompts, spec.vocab_size)
     try:
         planned = _plan(config, spec, hardware)
     except UserError:
@@ -205,6 +206,7 @@ def prepare_job(config: Config, hardware: Hardware | None = None, *, weights_nee
         own_config=json.loads(base[CONFIG].content) != spec.config,
         ends=ends,
         eos_ids=own_eos.union(ends),
+        sample_inputs=sample_inputs,
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rptrain.data.loader import load_tokenizer
-from rptrain.inference.samples import LONGEST, check_prompts
+from rptrain.inference.samples import LONGEST, encode_samples
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -21,12 +21,13 @@ VOCABULARY = 105  # of the preset's tokenizer
 )
 def test_what_cannot_be_answered(prompt, vocabulary, message):
     tokenizer = load_tokenizer(tools.PRESET)
-    check_prompts(tokenizer, ["a", "b"], VOCABULARY)
+    assert len(encode_samples(tokenizer, ["a", "b"], VOCABULARY)) == 2
     with pytest.raises(UserError, match=message):
-        check_prompts(tokenizer, ["a", prompt], vocabulary)
+        encode_samples(tokenizer, ["a", prompt], vocabulary)
 
 
 def test_without_a_chat_template_the_text_itself_is_continued():
     tokenizer = load_tokenizer(tools.PRESET)
     tokenizer.chat_template = None
-    check_prompts(tokenizer, ["a" * LONGEST], VOCABULARY)  # no room for a template's tokens
+    (tokens,) = encode_samples(tokenizer, ["a" * LONGEST], VOCABULARY)
+    assert tokens == tokenizer("a" * LONGEST)["input_ids"]
