@@ -1,9 +1,7 @@
 """Check of the programs that write GGUF files, which only exports to that format need."""
 
-from importlib.util import find_spec
-
 from rptrain.doctor.checks import Check, check
-from rptrain.gguf.tools import GET, INSTALL, PACKAGE, QUANTIZE, find, misplaced
+from rptrain.gguf.tools import GET, INSTALL, PACKAGE, QUANTIZE, find, has_package, misplaced
 
 
 def examine() -> Check:
@@ -12,7 +10,7 @@ def examine() -> Check:
     figures = {
         "converter": None if tools.models is None else str(tools.models),
         "quantizer": None if tools.quantize is None else str(tools.quantize),
-        "package": find_spec(PACKAGE) is not None,
+        "package": has_package(),
     }
     if (wrong := misplaced(tools)) is not None:
         return check("GGUF", wrong, f"get one with: {GET}", **figures)

@@ -34,6 +34,7 @@ from rptrain.utils.paths import from_here
 
 MAGIC = b"GGUF"
 TOKENIZER = "tokenizer_config.json"
+NO_DRAFTS, DRAFTING = "--no-mtp", ("Qwen3_5", "Qwen3Next")  # and the architectures that may have such layers
 MERGE = "use --merge to write the whole model with the adapters in its weights"
 
 
@@ -108,8 +109,8 @@ def export_gguf(
     with locked(job.to, force=False), staged(job.to, _needed(job, dtype)) as folder:
         if job.lora is None:
             vocabulary = folder / "vocabulary.gguf"
-            command = python(job.converter, "--vocab-only", "--outfile", vocabulary, checkpoint / BASE)
-            run(command, vocabulary, "checking the tokenizer")
+            options = ["--vocab-only", "--outfile", vocabulary, *_without_drafts(job)]
+            run(python(job.converter, *options, checkpoint / BASE), vocabulary, "checking the tokenizer")
             vocabulary.unlink()
         model = export(source, folder / "model", dtype, merge=merge, report=report, tell=tell)
         _prepare(model, job)
@@ -215,7 +216,8 @@ def _converted(model: Path, job: _Job, folder: Path) -> Path:
     made = folder / job.to.name
     options = ["--outfile", made, "--outtype", first]
     base = [] if job.lora is None else ["--base", job.checkpoint / BASE]
-    run(python(job.converter, *options, *base, model), made, "converting to GGUF", MERGE if base else "")
+    options += base or _without_drafts(job)
+    run(python(job.converter, *options, model), made, "converting to GGUF", MERGE if base else "")
     for weights in model.glob("*.safetensors"):
         weights.unlink()
     if job.kind == first:
@@ -228,6 +230,14 @@ def _converted(model: Path, job: _Job, folder: Path) -> Path:
     run(command, made, f"quantizing to {job.kind}")
     between.unlink()
     return made
+
+
+def _without_drafts(job: _Job) -> list[str]:
+    """The option that leaves out the layers that draft tokens. They are not trained, and the converter of models fails
+    if it finds none. Versions without the option leave them out themselves.
+    """
+    drafting = job.spec.architecture.startswith(DRAFTING) and NO_DRAFTS in read_small_text(job.converter)
+    return [NO_DRAFTS] if drafting else []
 
 
 def _check_magic(file: Path) -> None:

@@ -34,7 +34,7 @@ class Tools:
         if found is None:
             missing = f"llama.cpp's {name}, which writes GGUF files, is not in PATH, and {FOLDER} is not set"
             raise UserError(f"{misplaced(self) or missing}. Get it with: {GET}")
-        if find_spec(PACKAGE) is None:
+        if not has_package():
             raise UserError(f"{name} needs the package {PACKAGE}: {INSTALL}")
         return found
 
@@ -46,6 +46,12 @@ class Tools:
                 f"Build it with: {BUILD}; or use a type that needs no program, such as q8_0 or q4_0"
             )
         return self.quantize
+
+
+def has_package() -> bool:
+    """Whether the package is installed. A folder of this name in the current directory is no package."""
+    found = find_spec(PACKAGE)
+    return found is not None and found.origin is not None
 
 
 def misplaced(tools: Tools) -> str | None:

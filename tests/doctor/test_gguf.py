@@ -27,7 +27,7 @@ def test_a_checkout(monkeypatch, tmp_path):
     for name in (tools.MODELS, tools.ADAPTERS):
         (tmp_path / name).touch()
     monkeypatch.setenv(tools.FOLDER, str(tmp_path))
-    monkeypatch.setattr(gguf, "PACKAGE", "a_package_that_is_not_there")
+    monkeypatch.setattr(tools, "PACKAGE", "a_package_that_is_not_there")
     found = gguf.examine()
     assert found.status == "ok" and str(tmp_path / tools.MODELS) in found.text and tools.INSTALL in found.text
     assert found.figures == {"converter": str(tmp_path / tools.MODELS), "quantizer": None, "package": False}

@@ -36,7 +36,7 @@ WRITES = """
 settings = json.loads((model / "tokenizer_config.json").read_text())
 made.write_text("GGUF of " + str(settings["eos_token"]) + str(len(list(model.glob("*.safetensors")))))
 """
-QUANTIZER = "#!/bin/sh\ncat $1 > $2\necho $3 >> $2\n"
+QUANTIZER = '#!/bin/sh\ncat "$1" > "$2"\necho "$3" >> "$2"\n'
 
 
 class Checkout:
@@ -88,9 +88,9 @@ def run(tmp_path):
 
 @pytest.fixture
 def to(tmp_path):
-    folder = tmp_path / "out"
+    folder = tmp_path / "the models"
     folder.mkdir()
-    return folder / "model.gguf"
+    return folder / "my model.gguf"
 
 
 def names(folder: Path) -> list[str]:
@@ -100,20 +100,23 @@ def names(folder: Path) -> list[str]:
 def test_a_file_and_a_modelfile_are_written(run, checkout, to):
     told: list[str] = []
     written = export_gguf(run, to, tell=told.append)
-    assert names(to.parent) == ["model.Modelfile", "model.gguf"] and (written.file, written.kind) == (to, kinds.MODEL)
+    assert names(to.parent) == ["my model.Modelfile", "my model.gguf"] and (written.file, written.kind) == (
+        to,
+        kinds.MODEL,
+    )
     assert to.read_text() == "GGUF of <|system|>1", "the token that ends replies in the data is the EOS token"
     (vocabulary, base), (*options, model) = ([call[0], call[-1]] for call in checkout.calls())
     assert vocabulary == "--vocab-only" and Path(base) == run / "checkpoints/checkpoint-2/base" and not options[1:]
     assert checkout.calls()[1][2:4] == ["--outtype", "q8_0"] and not Path(model).exists()
     described = modelfile_of(to).read_text().splitlines()
     assert described == [
-        'FROM "./model.gguf"',
+        'FROM "./my model.gguf"',
         'TEMPLATE """{{ if .System }}<|system|>{{ .System }}<|end|>{{ end }}<|user|>{{ .Prompt }}<|end|><|assistant|>'
         '{{ .Response }}<|end|>"""',
         'PARAMETER stop "<|end|>"',
         'PARAMETER stop "<|system|>"',
     ]
-    assert len(told) == 1 and "step 2" in told[0] and str(to) in written.commands()
+    assert len(told) == 1 and "step 2" in told[0] and f"-m '{to}'" in written.commands()
 
 
 def test_a_program_quantizes_to_other_types(run, checkout, to):
@@ -121,11 +124,12 @@ def test_a_program_quantizes_to_other_types(run, checkout, to):
     modelfile_of(to).write_text("an earlier one")
     export_gguf(run, to, "Q4_K_M", force=True)
     assert to.read_text().endswith("Q4_K_M\n") and checkout.calls()[1][2:4] == ["--outtype", kinds.BETWEEN]
-    assert names(to.parent) == ["model.Modelfile", "model.gguf"] and "FROM" in modelfile_of(to).read_text()
+    assert names(to.parent) == ["my model.Modelfile", "my model.gguf"] and "FROM" in modelfile_of(to).read_text()
 
 
 FAILURES = {
     "fails": ("if '--outtype' in arguments: raise SystemExit('out of' + ' luck')\nmade.touch()", "out of luck"),
+    "half": ("made.write_text('GGUF')\nif '--outtype' in arguments: raise SystemExit(3)", "status 3"),
     "no-gguf": ("made.write_text('<html>')", "not a GGUF file"),
     "tokenizer": ("raise SystemExit('BPE pre-tokenizer was not recognized')", "recognizes a tokenizer by"),
     "nothing": ("pass", "wrote no file"),
@@ -139,7 +143,7 @@ def test_nothing_remains_of_a_failure(run, checkout, to, failure):
     to.write_text("earlier")
     with pytest.raises(UserError, match=said):
         export_gguf(run, to, force=True)
-    assert names(to.parent) == ["model.gguf"] and to.read_text() == "earlier"
+    assert names(to.parent) == ["my model.gguf"] and to.read_text() == "earlier"
     assert len(checkout.calls()) == (1 if failure in ("tokenizer", "nothing") else 2)
 
 
@@ -152,7 +156,8 @@ def another_folder(checkout, to, monkeypatch):
 
 
 def no_package(checkout, to, monkeypatch):
-    monkeypatch.setattr(tools, "PACKAGE", "a_package_that_is_not_there")
+    (checkout.folder.parent / "packages/a_folder").mkdir()
+    monkeypatch.setattr(tools, "PACKAGE", "a_folder")
 
 
 def in_the_way(checkout, to, monkeypatch):

@@ -14,7 +14,8 @@ QWEN = (
     "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{{ '<|im_start|>assistant\n' }}"
 )
-THINKING = templates.text_of("chatml") + "{{ '<think>\n' }}"
+THINKING = templates.text_of("chatml").rstrip() + "{{ '<think>\n' }}"
+LONG = templates.text_of("chatml").rstrip() + "{{ 'hurry' if messages | length > 3 }}"
 REFUSING = "{{ raise_exception('no system texts') if messages[0].role == 'system' }}{{ messages }}"
 CONVERSATIONS = (
     *PROBES,
@@ -77,8 +78,8 @@ def test_the_go_template_gives_the_text_of_the_chat_template(name):
 
 @pytest.mark.parametrize(
     "template",
-    [THINKING, REFUSING, "{{ messages }}", "{{ messages[0].content }}{{ '{{' }}", ""],
-    ids=["thinking", "refusing", "data", "marks", "empty"],
+    [THINKING, LONG, REFUSING, "{{ messages }}", "{{ messages[0].content }}{{ '{{' }}", ""],
+    ids=["thinking", "long", "refusing", "data", "marks", "empty"],
 )
 def test_a_template_that_does_more_has_no_go_template(template):
     assert find_turns(renderer(template), BOS) is None
