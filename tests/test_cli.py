@@ -374,6 +374,19 @@ def test_export(monkeypatch, folder):
     )
 
 
+def test_an_export_of_adapters_of_experts_says_what_vllm_needs(monkeypatch, folder):
+    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    config = {"base_model_name_or_path": "base", "r": 4, "use_dora": False, "modules_to_save": None}
+    Path("out").mkdir()
+    Path("out/adapter_config.json").write_text(json.dumps(config | {"target_parameters": names}))
+    replace(monkeypatch, "rptrain.checkpoint.export", export=lambda *given, **named: Path("out"))
+    result = run("export", ".", "--to", "out")
+    assert result.stdout == "out\n" and "--max-lora-rank 8" in result.stderr
+    done = json.loads(run("export", ".", "--to", "out", "--json").stdout)
+    assert done["vllm"] == {"max_lora_rank": 8, "enable_mixed_moe_lora_format": True, "refused": []}
+    assert done["note"] in result.stderr
+
+
 @pytest.mark.parametrize(("answer", "exported"), [("n\n", False), ("\n", False), ("y\n", True)])
 def test_on_a_terminal_it_asks_before_an_export_is_replaced(monkeypatch, folder, answer: str, exported: bool):
     calls: list = []

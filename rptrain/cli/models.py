@@ -12,6 +12,7 @@ import typer
 
 from rptrain.checkpoint.export_progress import is_export, loading_code, record
 from rptrain.checkpoint.run_states import recorded
+from rptrain.checkpoint.serving import serving
 from rptrain.cli.complete import RUNS, gguf_types, no_completions, run_names
 from rptrain.cli.exits import exit_codes
 from rptrain.cli.export_display import ExportDisplay
@@ -64,8 +65,9 @@ def export(
 
     The result of a run is the best state if save.load_best_model_at_end is set, else the newest. On a terminal it asks
     before it replaces an earlier export, and shows the bytes written. The last lines are the code or the commands that
-    load the export; only its path is on standard output. A GGUF file, with a Modelfile beside it, is written by
-    llama.cpp's converter: `rptrain doctor` says whether it is found.
+    load the export, and what vLLM needs to serve it if it is an adapter of experts; only its path is on standard
+    output. A GGUF file, with a Modelfile beside it, is written by llama.cpp's converter: `rptrain doctor` says whether
+    it is found.
     """
     with exit_codes():
         from rptrain.runs.folder.named import named_source
@@ -84,13 +86,17 @@ def export(
                 from rptrain.checkpoint.export import export as write
 
             written = write(path, to, dtype, merge=merge, force=force, report=display.report, tell=display.tell)
-        code = loading_code(written)
+        code, served = loading_code(written), serving(written)
+        note = served.note() if served else ""
         if as_json:
             step, _ = recorded(written)
-            print(record(phase="done", path=str(written), step=step, code=code))
+            facts = served.to_dict() if served else None
+            print(record(phase="done", path=str(written), step=step, code=code, vllm=facts, note=note))
         else:
             print(written)
             print(f"Load it with:\n\n{indent(printable(code), '  ')}\n", file=sys.stderr)
+            if note:
+                print(f"{note}\n", file=sys.stderr)
 
 
 def _export_gguf(

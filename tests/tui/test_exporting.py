@@ -21,10 +21,11 @@ pytestmark = pytest.mark.long
 
 GIB = 1 << 30
 CODE = "model = AutoModelForCausalLM.from_pretrained('/models/[b]out')"
+NOTE = "vLLM needs [this]"
 RECORDS = (
     {"phase": "checking", "bytes": 0, "total": 0},
     {"phase": "writing", "bytes": 3 * GIB, "total": 12 * GIB},
-    {"phase": "done", "path": "out", "step": 4, "code": CODE},
+    {"phase": "done", "path": "out", "step": 4, "code": CODE, "note": NOTE},
 )
 
 
@@ -128,6 +129,7 @@ async def test_the_bytes_are_shown_and_then_the_code(make: Made, run: Path, monk
         await press_until(pilot, "enter", lambda: "writing  3.00 GiB of 12.0 GiB" in screen_text(app))
         Path("go").touch()
         await until(pilot, lambda: "step 4 exported to out" in screen_text(app) and "[b]out" in screen_text(app))
+        assert NOTE in screen_text(app)
         await press_until(pilot, "y", lambda: app.clipboard == CODE and "if the terminal lets" in notified(app))
         await press_until(pilot, "enter", lambda: not isinstance(app.screen, Exporting))
         await asked(pilot, run)  # closed before its end, the export tells the code in a note

@@ -67,6 +67,7 @@ async def _until_done(app: App[None], launched: Launched, shown: "Exporting") ->
             launched.log.unlink()
         code, step = str(found.get("code", "")), found.get("step")
         done = f"{'' if step is None else f'step {step} '}exported to {launched.path}"
+        done = "\n".join(filter(None, [done, str(found.get("note", ""))]))
         if not shown.finish(done, code):
             app.notify(f"{done}\n{code}", timeout=15)
     else:

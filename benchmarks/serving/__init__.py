@@ -1,0 +1,1 @@
+"""Compare the answers of vLLM with those of transformers and PEFT, on exports of tiny models."""
