@@ -27,11 +27,15 @@ class Fake(ModuleType):
         self.__spec__ = ModuleSpec(name, None)
         self.opened: list[dict[str, Any]] = []
         self.values: dict[tuple[str, int], Any] = {}
+        self.defined: list[tuple[str, dict[str, Any]]] = []  # metrics
         self.closed = 0
 
     def init(self, **settings: Any) -> SimpleNamespace:
         self.opened.append(settings)
-        return SimpleNamespace(log=self.log, finish=self.finish, define_metric=lambda *names, **settings: None)
+        return SimpleNamespace(log=self.log, finish=self.finish, define_metric=self.define)
+
+    def define(self, name: str, **settings: Any) -> None:
+        self.defined.append((name, settings))
 
     def SummaryWriter(self, **settings: Any) -> SimpleNamespace:
         self.opened.append(settings)
@@ -79,6 +83,24 @@ def test_what_a_tracker_gets(name, module, tmp_path, monkeypatch):
         assert opened == {"logdir": str(run.path / "tensorboard")} and '"max_steps": 4' in config
     else:
         assert (opened["project"], opened["name"], opened["config"]["train"]["max_steps"]) == ("mine", "run", 4)
+
+
+def test_what_a_resumed_run_logs_again_takes_the_place_of_what_was_logged(tmp_path, monkeypatch):
+    """TensorBoard hides steps after the checkpoint; W&B, whose own steps only increase, has the step as a metric."""
+    board, wandb, failed = Fake("tensorboardX"), Fake("wandb"), list[events.Event]()
+    for module in (board, wandb):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    config = tools.write_config(tmp_path, 'log.report_to=["tensorboard", "wandb"]').config
+    run = RunDir(tmp_path)
+    run.checkpoints_path.mkdir()
+    tools.write_checkpoint(run.checkpoint_path(3))
+    steps = [events.Step(step, float(step), 1e-3, 1.0, 8, 8, 100.0) for step in (5, 4)]
+    with Trackers(config, run, failed.append, patience=tools.PATIENCE) as trackers:
+        for step in steps:
+            trackers.hear(step)
+    assert failed == [] and board.opened[0]["purge_step"] == 4
+    assert wandb.defined == [("train/global_step", {}), ("*", {"step_metric": "train/global_step", "step_sync": True})]
+    assert all(fake.values["train/loss", step] == step for fake in (board, wandb) for step in (4, 5))
 
 
 class Broken(RuntimeError):
