@@ -1,6 +1,6 @@
 """The names that the formats of rows have, and columns of other names that stand for them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 # What each format reads from a row, the names that it needs first.
 NAMES = {
@@ -47,3 +47,15 @@ def fault_of(format: str, columns: Mapping[str, str]) -> str:
     if format == "auto" or not (unknown := [name for name in columns if name not in NAMES[format]]):
         return ""
     return f'`{unknown[0]}` is not a name of the format "{format}", which has {", ".join(NAMES[format])}'
+
+
+def faults_of(
+    sets: Iterable[tuple[str, Mapping[str, str] | None]], of_all: Mapping[str, str] | None
+) -> Iterator[tuple[int, str]]:
+    """What is wrong with the columns of data sets, by their numbers from 0.
+
+    `sets`: their formats and their own columns. `of_all`: the columns of those without their own.
+    """
+    for number, (format, own) in enumerate(sets):
+        if fault := fault_of(format, (of_all or {}) if own is None else own):
+            yield number, fault if own is not None else f"{fault}: give this data set its own columns"

@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rptrain.config.schema import Config, keys, section_of
+from rptrain.config.schema import Config, keys
+from rptrain.config.sections import section_of
 from rptrain.config.types import Devices, Size
 
 WIDTH = 80

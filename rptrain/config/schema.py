@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from hashlib import sha256
 from math import frexp
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -19,8 +18,9 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from rptrain.config.columns import fault_of
+from rptrain.config.columns import faults_of
 from rptrain.config.relations import Found, Rules
+from rptrain.config.sections import Section, section_of
 from rptrain.config.types import MAX_COUNT, Beta, Columns, Count, Devices, Names, Number, PathText, RunName, Size, Text
 
 LOSS_SCALE, LOSS_SCALE_STEPS = 65536.0, 2000
@@ -29,12 +29,6 @@ AUTOMATIC = ("train.micro_batch_size", "engine.round_size", "engine.replicas")
 
 
 RULES = Rules["Config"]()
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 class Model(Section):
@@ -478,11 +472,8 @@ def _targets(config: Config) -> Found:
 @RULES.about("data.columns", "data.train", "data.val")
 def _columns(config: Config) -> Found:
     for name, sets in (("data.train", config.data.train), ("data.val", config.data.val)):
-        for number, source in enumerate(sets):
-            columns = config.data.columns if source.columns is None else source.columns
-            if columns and (fault := fault_of(source.format, columns)):
-                own = source.columns is not None
-                yield f"{name}.{number}.columns", fault if own else f"{fault}: give this data set its own columns"
+        for number, fault in faults_of([(source.format, source.columns) for source in sets], config.data.columns):
+            yield f"{name}.{number}.columns", fault
 
 
 @RULES.about("train.method", "train.freeze")
@@ -503,10 +494,3 @@ def keys() -> dict[str, FieldInfo]:
                 yield from walk(inner, f"{prefix}{name}.")
 
     return dict(walk(Config, ""))
-
-
-def section_of(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None

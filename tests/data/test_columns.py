@@ -71,7 +71,7 @@ def test_columns_apply_to_sets_without_their_own_and_are_part_of_the_cache_key(t
     path = str(write(tmp_path / "rows.jsonl", {"question": "two", "answer": "four", "prompt": "a", "completion": "b"}))
 
     def tokens(of_set: dict[str, str] | None, of_all: dict[str, str] | None) -> list[int]:
-        train = [TrainSet(path=path, columns=of_set)]
+        train = (TrainSet(path=path, columns=of_set),)
         prepared = prepare(
             Data(train=train, columns=of_all, max_length=64, cache_dir=str(tmp_path / "kept")), tokenizer
         )
