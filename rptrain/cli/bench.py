@@ -10,7 +10,8 @@ import typer
 
 from rptrain.cli.complete import config_keys, no_completions
 from rptrain.cli.exits import exit_codes
-from rptrain.cli.options import ConfigFile, Force, keep_allocator_tidy
+from rptrain.cli.options import ConfigFile, Force
+from rptrain.utils.allocator import keep_allocator_tidy
 from rptrain.utils.phase_display import PhaseDisplay
 from rptrain.utils.signals import PROCESS
 

@@ -23,11 +23,6 @@ RunsFolder = Annotated[
 ]
 
 
-def keep_allocator_tidy() -> None:
-    """Set before torch is imported: slots are large and live long, and memory between them would be lost."""
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-
-
 def quiet_connections() -> None:
     """Set before torch is imported: for each connection that is lost or not there yet it would print C++ frames beside
     the message that says so.

@@ -7,7 +7,8 @@ import typer
 
 from rptrain.cli.complete import config_keys
 from rptrain.cli.exits import exit_codes
-from rptrain.cli.options import ConfigFile, keep_allocator_tidy, quiet_connections
+from rptrain.cli.options import ConfigFile, quiet_connections
+from rptrain.utils.allocator import keep_allocator_tidy
 from rptrain.utils.console import console
 from rptrain.utils.errors import UserError
 from rptrain.utils.phase_display import PhaseDisplay
@@ -51,32 +52,17 @@ def train(
         shown = not as_json and (launch is None or launch.rank == 0)
         with PhaseDisplay(shown=shown, console=console()), PROCESS.importing():
             from rptrain.train.run import train as run
+            from rptrain.train.run import with_others
         try:
             trained = run(resolved, quiet=as_json, watchdog=watchdog)
         except UserError as error:
             if launch is not None and launch.world > 1:
                 raise
             with PhaseDisplay(shown=shown):
-                raise _with_others(resolved, error) from None
+                raise with_others(resolved, error) from None
         if as_json and (launch is None or launch.rank == 0):
             model = str(trained.model_path) if trained.finished else None  # None: it was asked to stop before
             print(json.dumps({"run": str(trained.path), "model": model}))
-
-
-def _with_others(resolved: "Resolved", error: UserError) -> UserError:
-    """All mistakes of a run with their places, if `error`, at which training stopped, is one of them; else `error`."""
-    from rptrain.config.errors import ConfigError
-    from rptrain.planner.dry_run import check_run
-
-    try:
-        check_run(resolved, warn=False)  # training has warned
-    except ConfigError as found:
-        stopped = str(error)
-        if any(stopped in (text, f"{key}: {text}") for key, (_, text) in zip(found.keys, found.mistakes, strict=True)):
-            return found
-    except (UserError, OSError):  # of what training does not need, such as a plan
-        pass
-    return error
 
 
 def _check(resolved: "Resolved", *, as_json: bool) -> None:

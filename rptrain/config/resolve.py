@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import date, time
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rptrain.config.aliases import keys_in
@@ -23,24 +23,36 @@ from rptrain.utils.files import read_small_text
 from rptrain.utils.text import one_line, quoted
 
 COMMAND_LINE = "command line"
+PYTHON = "Python"
 DEFAULT = "default"
 INDEX = re.compile("[0-9]{1,9}")  # the place of a data set in a key
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A config with the origin of each key: "file:line", "command line" or "default". `path`: that of the file."""
+    """A config with the origin of each key: "file:line", "command line", "Python" or "default". `path`: that of the
+    file.
+    """
 
     config: Config
     origins: Mapping[str, str]  # by dotted key, those of data sets as `data.train.0.path`
     path: Path
 
     def place(self, key: str) -> str:
-        """Where a mistake about a key is reported: its origin, with the key on the command line, or the file if it is
-        not set.
+        """Where a mistake about a key is reported: its origin, with the key if that is no line of a file, or the file
+        if it is not set.
         """
         origin = self.origins.get(key, DEFAULT)
-        return str(self.path) if origin == DEFAULT else f"{origin}, {key}" if origin == COMMAND_LINE else origin
+        if origin == DEFAULT:
+            return str(self.path)
+        return f"{origin}, {key}" if origin in (COMMAND_LINE, PYTHON) else origin
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """A config from Python: its keys are those that were set there."""
+        keys = leaves(config.model_dump(mode="json"))
+        origins = {dotted(key): PYTHON if _is_set(config, key) else DEFAULT for key in keys}
+        return cls(config, origins, Path(PYTHON))
 
 
 def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = None) -> Resolved:
@@ -50,6 +62,17 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
     """
     path = Path(path)
     document, lines = _parse(path, read_text(path) if text is None else text)
+    return _resolve(document, lines, overrides, path, one_line(path.stem.lstrip(".")) or "run")
+
+
+def resolve_mapping(document: Mapping[str, Any], overrides: Sequence[str] = ()) -> Resolved:
+    """As `resolve`, but of values from Python: a mapping of tables, as TOML has them."""
+    return _resolve(dict(document), {}, overrides, Path(PYTHON), "run")
+
+
+def _resolve(
+    document: dict[str, Any], lines: Mapping[KeyPath, int], overrides: Sequence[str], path: Path, run_name: str
+) -> Resolved:
     places: dict[KeyPath, int] = dict(lines)  # line numbers; _LAST for the command line
     mistakes: list[tuple[int, str, str | None]] = []
     refused = list[str]()  # keys of overrides that are not valid
@@ -86,8 +109,7 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
         places_and_messages = [(origin(line), message) for line, message, _ in mistakes]
         raise ConfigError(places_and_messages, more, [key for _, _, key in mistakes])
     if config.log.run_name is None:
-        name = one_line(path.stem.lstrip(".")) or "run"
-        config = config.model_copy(update={"log": config.log.model_copy(update={"run_name": name})})
+        config = config.model_copy(update={"log": config.log.model_copy(update={"run_name": run_name})})
     written = set(leaves(document))
     return Resolved(
         config,
@@ -97,6 +119,18 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
         },
         path,
     )
+
+
+def _is_set(config: Config, key: KeyPath) -> bool:
+    value: Any = config
+    for part in key:
+        if isinstance(value, BaseModel):
+            if part not in value.model_fields_set:
+                return False
+            value = getattr(value, str(part))
+        elif isinstance(part, int):
+            value = value[part]
+    return True
 
 
 def _conflicts_beside(

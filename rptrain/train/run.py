@@ -1,14 +1,18 @@
 """One training run, from a config to the exported model."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from traceback import format_exception
 
+from rptrain.config.errors import ConfigError
 from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
+from rptrain.planner.dry_run import check_run
 from rptrain.preflight.checks import check_trackers
 from rptrain.runs.folder.control import StopRequested
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.folder.run_log import RunLog
+from rptrain.runs.records.events import Event
 from rptrain.train.begin import Begun, begin_run, prepare_run, share
 from rptrain.train.group import joined
 from rptrain.train.progress import ProgressDisplay, heading
@@ -21,7 +25,13 @@ from rptrain.utils.phase_display import PhaseDisplay
 from rptrain.utils.signals import PROCESS
 
 
-def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None = None) -> RunDir:
+def train(
+    resolved: Resolved,
+    *,
+    quiet: bool = False,
+    watchdog: Watchdog | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> RunDir:
     """Train as the config says, or resume the run that `save.resume` selects.
 
     Writes `model/`, a Hugging Face directory, to the run's folder, unless the STOP command ended the run earlier, and
@@ -29,7 +39,8 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
     Raises UserError before anything large is loaded, EngineError if training fails (the last checkpoint remains),
     TrainingError if a GPU failed, the disk is full, memory ran out, file-backed weights were changed, the model
     diverged, the run's folder was deleted or another process was lost, and KeyboardInterrupt after a signal. `watchdog`
-    is that of the process; without it, a stall is only reported.
+    is that of the process; without it, a stall is only reported. `on_event` is called with every record of the run,
+    once it began, in the thread that wrote it.
     """
     launch = Launch.of()
     begun: Begun | None = None
@@ -51,6 +62,8 @@ def train(resolved: Resolved, *, quiet: bool = False, watchdog: Watchdog | None 
                             begun = begin_run(prepared, group, watchdog, stack)
                 if begun is None or group.size > 1:
                     begun = share(begun, resolved, launch, group, watchdog, stack)
+            if on_event is not None:
+                begun.log.listen(on_event)
             PROCESS.check()
             preparing.close()
             if first:
@@ -85,3 +98,16 @@ def _last_words(error: BaseException) -> str:
     if isinstance(error, UserError | TrainingError):
         return str(error)
     return "".join(format_exception(error)).rstrip()
+
+
+def with_others(resolved: Resolved, error: UserError) -> UserError:
+    """All mistakes of a run with their places, if `error`, at which training stopped, is one of them; else `error`."""
+    try:
+        check_run(resolved, warn=False)  # training has warned
+    except ConfigError as found:
+        stopped = str(error)
+        if any(stopped in (text, f"{key}: {text}") for key, (_, text) in zip(found.keys, found.mistakes, strict=True)):
+            return found
+    except (UserError, OSError):  # of what training does not need, such as a plan
+        pass
+    return error

@@ -9,6 +9,7 @@ import atexit
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -42,6 +43,7 @@ class Signals:
         self._message: bytes | None = None  # says that the first signal was deferred
         self._deferred = False
         self._at_once = False  # the first signal ends the process
+        self._third_ends = True
         self._shields = 0
         self.native: NativeWatchdog | None = None
 
@@ -79,18 +81,21 @@ class Signals:
         exec("")
 
     @contextmanager
-    def handled(self) -> Iterator[None]:
-        """Handle signals as long as the context lasts, unless they are `install`ed."""
-        if self._handled:
+    def handled(self, *, third_ends: bool = True) -> Iterator[None]:
+        """Handle signals as long as the context lasts, unless they are `install`ed. Not in other threads than the main
+        one, which alone may set handlers. Without `third_ends`, the third signal is as the second: the process is not
+        ours to end, as in a notebook.
+        """
+        if self._handled or threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = self._set_handlers()
+        before, self._third_ends = self._set_handlers(), third_ends
         try:
             yield
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
-            self._handled, self.received = False, 0
+            self._handled, self._third_ends, self.received = False, True, 0
 
     @contextmanager
     def starting(self) -> Iterator[None]:
@@ -158,7 +163,7 @@ class Signals:
         self.received += 1
         if self.received == 1:
             self.first = now
-        if self.received >= THIRD and self.native is None:
+        if self.received >= THIRD and self.native is None and self._third_ends:
             hidden_cursor.restore()
             os._exit(INTERRUPTED)
         if self._shields:

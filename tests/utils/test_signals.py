@@ -305,3 +305,14 @@ except KeyboardInterrupt:
 """
     process = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, check=False)
     assert (process.returncode, process.stdout, process.stderr) == (0, b"interrupted\n", b"")
+
+
+def test_signals_do_not_end_a_process_of_others(monkeypatch):
+    """As a notebook's, however many come."""
+    monkeypatch.setattr("rptrain.utils.signals.TOGETHER", 0.0)
+    with PROCESS.handled(third_ends=False):
+        for count in range(1, 5):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            assert PROCESS.received == count
+    assert PROCESS.received == 0
