@@ -243,6 +243,15 @@ def test_the_scale_of_rslora_is_in_alpha(run, checkout, to, tmp_path):
     assert changed["lora_alpha"] / changed["r"] == pytest.approx(settings.scale) and not changed["use_rslora"]
 
 
+def test_draft_layers_are_left_out_by_converters_that_would_keep_them(run, checkout, to):
+    checkpoint, spec = run / "checkpoints/checkpoint-2", registry.build(CONFIG)
+    job = exporting._job(checkpoint, read_state(checkpoint), spec, to, None, False, tools.find())
+    drafting = replace(job, spec=replace(spec, architecture="Qwen3NextForCausalLM"))
+    assert exporting._without_drafts(drafting) == []
+    checkout.behaves("'--no-mtp'")
+    assert exporting._without_drafts(drafting) == ["--no-mtp"] and exporting._without_drafts(job) == []
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [(("--to", "out", "--quantize", "q8_0"), "out.gguf"), (("--to", "out.gguf", "--dtype", "float32"), "--quantize")],
