@@ -43,8 +43,8 @@ def train(config: Config, on_event: "Callable[[Event], None] | None" = None, *, 
     keep_allocator_tidy()
     with PROCESS.handled(third_ends=False):
         from rptrain.runs.view.run_view import RunView
+        from rptrain.train.mistakes import with_others
         from rptrain.train.run import train as run
-        from rptrain.train.run import with_others
 
         try:
             trained = run(resolved, quiet=not progress, on_event=on_event)

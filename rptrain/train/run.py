@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from rptrain.config.errors import ConfigError
 from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
-from rptrain.planner.dry_run import check_run
 from rptrain.preflight.checks import check_trackers
 from rptrain.runs.folder.control import StopRequested
 from rptrain.runs.folder.run_dir import RunDir
@@ -18,7 +16,6 @@ from rptrain.train.session import open_session
 from rptrain.train.trainer import Trainer
 from rptrain.train.watchdog import Watchdog
 from rptrain.utils.console import console
-from rptrain.utils.errors import UserError
 from rptrain.utils.phase_display import PhaseDisplay
 from rptrain.utils.signals import PROCESS
 
@@ -79,16 +76,3 @@ def train(
                 raise
             raise raised from error
     return begun.run
-
-
-def with_others(resolved: Resolved, error: UserError) -> UserError:
-    """All mistakes of a run with their places, if `error`, at which training stopped, is one of them; else `error`."""
-    try:
-        check_run(resolved, warn=False)  # training has warned
-    except ConfigError as found:
-        stopped = str(error)
-        if any(stopped in (text, f"{key}: {text}") for key, (_, text) in zip(found.keys, found.mistakes, strict=True)):
-            return found
-    except (UserError, OSError):  # of what training does not need, such as a plan
-        pass
-    return error
