@@ -25,9 +25,9 @@ from torch import Tensor
 from benchmarks.commit import commit
 from rptrain.bench.report import Report
 from rptrain.bench.run import bench
-from rptrain.cli.options import keep_allocator_tidy
 from rptrain.config.resolve import resolve
 from rptrain.engine.memory import arena
+from rptrain.utils.allocator import keep_allocator_tidy
 
 ROOT = Path(__file__).resolve().parent.parent
 HUGE = 1 << 50  # bytes that no machine locks

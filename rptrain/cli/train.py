@@ -52,13 +52,14 @@ def train(
         shown = not as_json and (launch is None or launch.rank == 0)
         with PhaseDisplay(shown=shown, console=console()), PROCESS.importing():
             from rptrain.train.run import train as run
-            from rptrain.train.run import with_others
         try:
             trained = run(resolved, quiet=as_json, watchdog=watchdog)
         except UserError as error:
             if launch is not None and launch.world > 1:
                 raise
             with PhaseDisplay(shown=shown):
+                from rptrain.train.mistakes import with_others
+
                 raise with_others(resolved, error) from None
         if as_json and (launch is None or launch.rank == 0):
             model = str(trained.model_path) if trained.finished else None  # None: it was asked to stop before

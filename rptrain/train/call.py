@@ -34,7 +34,8 @@ def train(config: Config, on_event: "Callable[[Event], None] | None" = None, *, 
     return soon and raise nothing. `progress`: print the head of the run and its progress.
 
     The first interrupt (Ctrl-C, or the stop button of a notebook) saves a checkpoint and raises KeyboardInterrupt; the
-    second one raises it at once. Interrupts arrive in the main thread only: in another one, use `rptrain runs`.
+    second one raises it at once. Interrupts arrive in the main thread only: from another one, create the file
+    `control/STOP` in the run's folder.
 
     Raises UserError for mistakes in the config, before anything large is loaded; TrainingError or EngineError if
     training fails, after which the last checkpoint remains.
@@ -43,8 +44,8 @@ def train(config: Config, on_event: "Callable[[Event], None] | None" = None, *, 
     keep_allocator_tidy()
     with PROCESS.handled(third_ends=False):
         from rptrain.runs.view.run_view import RunView
+        from rptrain.train.mistakes import with_others
         from rptrain.train.run import train as run
-        from rptrain.train.run import with_others
 
         try:
             trained = run(resolved, quiet=not progress, on_event=on_event)

@@ -4,10 +4,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from traceback import format_exception
 
-from rptrain.config.errors import ConfigError
 from rptrain.config.resolve import Resolved
 from rptrain.engine.distributed.launch import Launch
-from rptrain.planner.dry_run import check_run
 from rptrain.preflight.checks import check_trackers
 from rptrain.runs.folder.control import StopRequested
 from rptrain.runs.folder.run_dir import RunDir
@@ -98,16 +96,3 @@ def _last_words(error: BaseException) -> str:
     if isinstance(error, UserError | TrainingError):
         return str(error)
     return "".join(format_exception(error)).rstrip()
-
-
-def with_others(resolved: Resolved, error: UserError) -> UserError:
-    """All mistakes of a run with their places, if `error`, at which training stopped, is one of them; else `error`."""
-    try:
-        check_run(resolved, warn=False)  # training has warned
-    except ConfigError as found:
-        stopped = str(error)
-        if any(stopped in (text, f"{key}: {text}") for key, (_, text) in zip(found.keys, found.mistakes, strict=True)):
-            return found
-    except (UserError, OSError):  # of what training does not need, such as a plan
-        pass
-    return error
