@@ -104,7 +104,7 @@ def test_the_report_is_whole_whatever_fails(two_gpus, process, monkeypatch, tmp_
     found = whole.examine(tmp_path / "runs")
     assert [one.subject for one in found] == [
         *("cuda:0", "cuda:1", "cuda:0 kernels", "cuda:1 kernels", "links", "software", "C compiler", "optimizer"),
-        *("CPU", "host memory", "page-locking", "disk", "runs folder"),
+        *("CPU", "host memory", "page-locking", "disk", "runs folder", "GGUF"),
     ]
     warnings = {one.subject: one for one in found if one.status == "warning"}
     expected = ["cuda:0", "cuda:1", "cuda:0 kernels", "cuda:1 kernels", "links", "page-locking", "disk"]

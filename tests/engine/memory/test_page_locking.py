@@ -72,6 +72,7 @@ class Machine:
     def train(self, limit, cfg, plan, **options):
         """The results, and what was locked."""
         self.runtime.limit, self.blocked = limit, 0
+        self.taken.clear()  # what an earlier run took is free, and what GPUs hold may lie there now
         found = []
         lock = engines.Engine._lock
 
