@@ -18,6 +18,7 @@ from rptrain.cli.export_display import ExportDisplay
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import from_here
 from rptrain.utils.phase_display import PhaseDisplay
+from rptrain.utils.replacing import replace_file
 from rptrain.utils.signals import PROCESS
 from rptrain.utils.text import is_terminal, one_line, printable
 from rptrain.utils.units import format_bytes
@@ -151,7 +152,9 @@ def _run_of(path: Path) -> Path | None:
 
 
 def _exported(run: Path) -> Path:
-    """The folder with the export of a run's result, which is written beside the run if there is none."""
+    """The folder with the export of a run's result, which is written beside the run if there is none. A card in an
+    earlier export stays.
+    """
     if (result := find_result(run)) is None:
         raise UserError(f"{run} has no complete state to push: train it first")
     if result.state.model is not None:
@@ -162,7 +165,11 @@ def _exported(run: Path) -> Path:
     with ExportDisplay(as_json=False) as display:
         with PROCESS.importing():
             from rptrain.checkpoint.export import export
+            from rptrain.hub.card import NAME
 
+        card = (to / NAME).read_bytes() if is_export(to) and (to / NAME).is_file() else None
         export(run, to, force=is_export(to), report=display.report, tell=display.tell)
+        if card is not None:
+            replace_file(to / NAME, card)
         display.note(f"{from_here(to)} holds what is pushed")
     return to

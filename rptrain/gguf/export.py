@@ -77,7 +77,7 @@ class _Job:
 
 def modelfile_of(to: Path) -> Path:
     """The Modelfile beside a GGUF file."""
-    return to.with_suffix(modelfile.SUFFIX)
+    return to.with_suffix(kinds.MODELFILE)
 
 
 def export_gguf(

@@ -129,12 +129,20 @@ def test_the_path_in_a_config_is_not_pushed(hub, folder):
     assert isinstance(content, bytes) and json.loads(content) == {"_name_or_path": "", "a": 1}
 
 
-def test_a_card_of_gguf_files(hub, folder):
-    made = model(folder / "made", model__gguf=WEIGHTS)
+def test_of_a_folder_with_gguf_files_nothing_else_is_pushed(hub, folder):
+    """It may be the current directory. A Modelfile for an adapter names the folder of its base."""
+    own, local = b'FROM "./model.gguf"\n', f'FROM "{folder}"\nADAPTER "./a.gguf"\n'.encode()
+    more = {"model.Modelfile": own, "a.gguf": WEIGHTS, "a.Modelfile": local, "LICENSE": b"", "chats.jsonl": b"secret"}
+    made = model(folder / "made", model__gguf=WEIGHTS, **more)
+    model(made / "runs")
     (made / "config.json").unlink()
-    card = prepare(made, "me/mine", None, "org/base").card
-    assert ModelCard(card).data.to_dict()["base_model_relation"] == "quantized"
-    assert "ollama run hf.co/me/mine" in card and "transformers" not in card
+    (made / "venv").symlink_to("/usr")
+    pushed = prepare(made, "me/mine", None, "org/base")
+    assert pushed.files.keys() == {"LICENSE", "a.gguf", "model.Modelfile", "model.gguf"}
+    assert ModelCard(pushed.card).data.to_dict()["base_model_relation"] == "quantized"
+    assert "ollama run hf.co/me/mine" in pushed.card and "transformers" not in pushed.card
+    with pytest.raises(UserError, match="name the folder"):
+        prepare(made / "model.gguf", "me/mine", None, "org/base")
 
 
 def test_a_dry_run_makes_no_connection(hub, folder):
