@@ -94,8 +94,8 @@ def _check_space(repository: Repository, files: Sequence[RemoteFile]) -> None:
     disk = shutil.disk_usage(place)
     if files and disk.total and disk.free < needed:  # some FUSE file systems and ramfs have no size
         raise UserError(
-            f"{repository.name} needs {format_bytes(needed)} of disk space, and {place} has {format_bytes(disk.free)} free: "
-            "free some, or set HF_HUB_CACHE to a folder on a larger disk"
+            f"{repository.name} needs {format_bytes(needed)} of disk space, and {place} has {format_bytes(disk.free)} "
+            "free: free some, or set HF_HUB_CACHE to a folder on a larger disk"
         )
 
 
