@@ -54,7 +54,8 @@ class RunLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a warning, and show it as without this handler."""
         self.write(record.getMessage())
-        if logging.lastResort is not None and not logging.getLogger().handlers:
+        others = {*_root().handlers, *logging.getLogger().handlers} - {self}
+        if logging.lastResort is not None and not others:
             logging.lastResort.handle(record)
 
     def __enter__(self) -> Self:
