@@ -26,21 +26,21 @@ from rptrain.utils.units import format_bytes
 
 def download(
     name: Annotated[
-        str, typer.Argument(metavar="OWNER/NAME", help="Its name on the hub.", autocompletion=no_completions)
+        str, typer.Argument(metavar="OWNER/NAME", help="The name on the hub.", autocompletion=no_completions)
     ],
     revision: Annotated[
         str | None, typer.Option(metavar="REV", help="A branch, a tag or a commit; by default main.")
     ] = None,
     dataset: Annotated[bool, typer.Option("--dataset", help="Download a data set.")] = False,
     config: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a data set with several configurations: which one.")
+        str | None, typer.Option(metavar="NAME", help="The configuration of a data set that has several.")
     ] = None,
 ) -> None:
     """Download a model or a data set from the Hugging Face Hub.
 
     It goes into the hub's cache, where model.path = "OWNER/NAME" finds a model; for a data set, its tables for a config
-    file are printed. An interrupted download continues where it stopped when the command is run again. For what is
-    gated or private, log in with `hf auth login`, or set HF_TOKEN.
+    file are printed. An interrupted download continues where it stopped when the command is run again. For gated or
+    private repositories, log in with `hf auth login`, or set HF_TOKEN.
     """
     with exit_codes(), PhaseDisplay() as display:
         if config is not None and not dataset:
@@ -65,7 +65,9 @@ def _download_model(name: str, revision: str | None, display: PhaseDisplay) -> N
         display.note(f'train it with model.path = "{path}" in a config file; `rptrain plan` shows what that takes')
     else:
         base = f": {download_command(downloaded.base)}" if HUB_ID.fullmatch(downloaded.base) else ""
-        display.note(f'an adapter: train it on with lora.adapter = "{downloaded.path}", on its base model{base}')
+        display.note(
+            f'an adapter: continue training it with lora.adapter = "{downloaded.path}", on its base model{base}'
+        )
 
 
 def _download_dataset(name: str, revision: str | None, config: str | None, display: PhaseDisplay) -> None:
@@ -108,10 +110,12 @@ def push(
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="The run of an export, for the model card.", autocompletion=run_names),
+        typer.Option(
+            metavar="RUN", help="The run that an export comes from, for the model card.", autocompletion=run_names
+        ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the README.md of the folder or the repository by the new card.")
+        bool, typer.Option("--force", help="Replace the README.md of the folder or the repository with a new card.")
     ] = False,
 ) -> None:
     """Push a result to the Hugging Face Hub, with a model card.

@@ -148,7 +148,7 @@ def _is_data(file: RemoteFile) -> bool:
 
 def _without_files(repository: Repository, config: str | None) -> str:
     where = f" in {config}" if config else ""
-    said = f"{repository.name} has no files{where} that are read ({', '.join(READERS)})"
+    said = f"{repository.name} has no files{where} that rptrain reads ({', '.join(READERS)})"
     if repository.revision == CONVERTED:
         return f"{said}: download another data set, or convert it to one of these types"
     script = (

@@ -98,7 +98,7 @@ def send(push: Push, *, private: bool, force: bool, bars: bool, tell: Callable[[
         )
     has_card = found is not None and any(file.rfilename == card.NAME for file in found.siblings or [])
     if has_card and not (push.written or force):
-        tell(f"the {card.NAME} of {push.name} stays as it is; --force replaces it by the new card")
+        tell(f"the {card.NAME} of {push.name} was not changed; --force replaces it with the new card")
     else:
         files[card.NAME] = push.card.encode()
     operations = [CommitOperationAdd(name, file) for name, file in files.items()]
