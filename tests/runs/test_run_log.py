@@ -59,6 +59,16 @@ def test_a_full_disk_is_noted_once_and_later_lines_are_whole(tmp_path, caplog):
     ]
 
 
+def test_a_deleted_file_is_noted_once(tmp_path, caplog):
+    with RunLog() as run_log:
+        run_log.open(tmp_path)
+        (tmp_path / FILE).unlink()
+        run_log.write("lost")
+        run_log.write("lost")
+    noted = [record.getMessage() for record in caplog.records]
+    assert noted == [f"{tmp_path / FILE} cannot be written: it was deleted. The run continues without it"]
+
+
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path, caplog):
     (outside := tmp_path / "outside.log").write_text("mine")
     (run := tmp_path / "run").mkdir()

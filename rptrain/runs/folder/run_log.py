@@ -81,7 +81,8 @@ class RunLog(logging.Handler):
     def _note(self, error: Exception) -> None:
         if not self._noted:
             self._noted = True
-            reason = error.strerror if isinstance(error, OSError) else error
+            deleted = isinstance(error, RunDeleted)  # perhaps the file alone
+            reason = "it was deleted" if deleted else error.strerror if isinstance(error, OSError) else error
             _log.warning("%s cannot be written: %s. The run continues without it", self._path, reason)
 
 
