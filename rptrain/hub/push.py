@@ -27,7 +27,12 @@ from rptrain.utils.text import one_line, quoted
 from rptrain.utils.units import format_bytes
 
 OWN = 'FROM "./'  # the beginning of a Modelfile for the file beside it
-BASE_KEY, NAME_KEY = "base_model_name_or_path", "_name_or_path"  # in config.json of an adapter, and of a model
+BASE_KEY = "base_model_name_or_path"
+PATHS = {  # keys under which files may have a local path
+    ADAPTER_CONFIG: BASE_KEY,
+    CONFIG: "_name_or_path",
+    "tokenizer_config.json": "name_or_path",
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ def prepare(folder: Path, name: str, run: Path | None, base: str | None, *, forc
     ):
         raise UserError(f"{folder} is not an export: it has neither {CONFIG} nor {ADAPTER_CONFIG}, nor GGUF files")
     known = _base(folder, run, base)
-    for file, key in ((ADAPTER_CONFIG, BASE_KEY), (CONFIG, NAME_KEY)):
+    for file, key in PATHS.items():
         if file in files:
             files[file] = _without_path(folder / file, key, known.hub_id if known else None) or files[file]
     written = files.pop(card.NAME, None) is not None and not force

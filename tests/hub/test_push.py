@@ -123,10 +123,11 @@ def test_the_name_of_a_base_that_is_not_here(hub, folder, path, hub_id, named):
     assert (base.hub_id, base.named) == (hub_id, named)
 
 
-def test_the_path_in_a_config_is_not_pushed(hub, folder):
-    made = model(folder / "made", config__json=json.dumps({"_name_or_path": str(folder / "x"), "a": 1}).encode())
-    content = prepare(made, "me/mine", None, None).files["config.json"]
-    assert isinstance(content, bytes) and json.loads(content) == {"_name_or_path": "", "a": 1}
+@pytest.mark.parametrize(("name", "key"), [("config", "_name_or_path"), ("tokenizer_config", "name_or_path")])
+def test_the_path_in_a_config_is_not_pushed(hub, folder, name, key):
+    made = model(folder / "made", **{f"{name}__json": json.dumps({key: str(folder / "x"), "a": 1}).encode()})
+    content = prepare(made, "me/mine", None, None).files[f"{name}.json"]
+    assert isinstance(content, bytes) and json.loads(content) == {key: "", "a": 1}
 
 
 def test_of_a_folder_with_gguf_files_nothing_else_is_pushed(hub, folder):
