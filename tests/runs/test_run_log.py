@@ -2,8 +2,12 @@
 
 import logging
 import re
+import threading
+import time
+from errno import ENOSPC
 
 from rptrain.runs.folder.run_log import FILE, RunLog
+from rptrain.runs.records.line_file import LineFile
 
 from .. import run_tools as tools
 
@@ -67,6 +71,31 @@ def test_a_deleted_file_is_noted_once(tmp_path, caplog):
         run_log.write("lost")
     noted = [record.getMessage() for record in caplog.records]
     assert noted == [f"{tmp_path / FILE} cannot be written: it was deleted. The run continues without it"]
+
+
+def test_a_failure_to_write_does_not_wait_for_a_warning_of_another_thread(tmp_path, monkeypatch):
+    """Logging holds the lock of a handler while it writes a record, which waits for the line that is written."""
+    log, failing = logging.getLogger("rptrain.train"), threading.Event()
+
+    def fail(file, line):
+        failing.set()
+        time.sleep(0.05)  # meanwhile it waits for this thread
+        raise OSError(ENOSPC, "No space left on device")
+
+    def warn():
+        failing.wait()
+        log.warning("of another thread")
+
+    monkeypatch.setattr(LineFile, "append", fail)
+    warning = threading.Thread(target=warn, daemon=True)
+    with RunLog() as run_log:
+        run_log.open(tmp_path)
+        warning.start()
+        writing = threading.Thread(target=run_log.write, args=("a line",), daemon=True)
+        writing.start()
+        writing.join(10)
+        assert not writing.is_alive()
+        warning.join(10)
 
 
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path, caplog):

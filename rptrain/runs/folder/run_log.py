@@ -1,7 +1,6 @@
 """The log file of a run (`run.log`): the lines that a terminal shows, each with its time."""
 
 import logging
-import threading
 from pathlib import Path
 from time import time
 from types import TracebackType
@@ -30,7 +29,10 @@ class RunLog(logging.Handler):
         self._file: LineFile | None = None
         self._kept: list[tuple[float, str]] | None = []
         self._noted = False
-        self._writing = threading.RLock()  # a failure is logged, which calls `emit` in the same thread
+        # A failure to write is logged, which takes the lock of records. With another lock for lines, one thread could
+        # hold the one and wait for the other.
+        assert self.lock is not None
+        self._writing = self.lock
 
     def open(self, folder: Path) -> None:
         """Open the file in the run's folder, and write what was kept."""
