@@ -56,6 +56,12 @@ def download_command(hub_id: str) -> str:
     return f"rptrain download {hub_id}"
 
 
+def how_to_complete(directory: Path) -> str:
+    """What to do about missing files of a model in the hub's cache, after a message; empty for another directory."""
+    hub_id = hub_id_of(directory)
+    return "" if hub_id is None else f"; to download what is missing: {download_command(hub_id)}"
+
+
 def hub_id_of(directory: Path) -> str | None:
     """The hub id of a snapshot in a hub cache; None for another directory."""
     place = directory.absolute()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rptrain.kernels.quant import Quantized, finite
-from rptrain.models.locate import download_command, hub_id_of, read_config
+from rptrain.models.locate import how_to_complete, read_config
 from rptrain.models.params import CheckpointPart, Param
 from rptrain.models.spec import ModelShape, ModelSpec
 from rptrain.models.weights import mxfp4, quantized
@@ -457,7 +457,7 @@ def find_files(directory: Path) -> list[Path]:
     if not (directory / INDEX).is_file():
         pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pt"))
         hint = "; pickled weights are not read: convert them to safetensors" if pickled else ""
-        raise UserError(f"{directory} holds neither {SINGLE} nor {INDEX}{hint or _how_to_complete(directory)}")
+        raise UserError(f"{directory} holds neither {SINGLE} nor {INDEX}{hint or how_to_complete(directory)}")
     weight_map = read_config(directory / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise UserError(f"{directory / INDEX} has no weight_map of tensor names to files")
@@ -467,15 +467,9 @@ def find_files(directory: Path) -> list[Path]:
         raise UserError(f"{directory / INDEX} points outside its directory: {outside[0]}")
     if absent := [name for name in names if not os.path.isfile(directory / name)]:  # also for impossible names
         raise UserError(
-            f"{directory} lacks {len(absent)} of {len(names)} shards: {', '.join(absent)}{_how_to_complete(directory)}"
+            f"{directory} lacks {len(absent)} of {len(names)} shards: {', '.join(absent)}{how_to_complete(directory)}"
         )
     return [directory / name for name in names]
-
-
-def _how_to_complete(directory: Path) -> str:
-    """What to do about missing files of a model in the hub's cache."""
-    hub_id = hub_id_of(directory)
-    return "" if hub_id is None else f"; to download what is missing: {download_command(hub_id)}"
 
 
 def _nbytes(entry: Entry) -> int:

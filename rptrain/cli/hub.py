@@ -18,6 +18,7 @@ from rptrain.cli.export_display import ExportDisplay
 from rptrain.utils.errors import UserError
 from rptrain.utils.paths import from_here
 from rptrain.utils.phase_display import PhaseDisplay
+from rptrain.utils.replacing import replace_file
 from rptrain.utils.signals import PROCESS
 from rptrain.utils.text import is_terminal, one_line, printable
 from rptrain.utils.units import format_bytes
@@ -25,21 +26,21 @@ from rptrain.utils.units import format_bytes
 
 def download(
     name: Annotated[
-        str, typer.Argument(metavar="OWNER/NAME", help="Its name on the hub.", autocompletion=no_completions)
+        str, typer.Argument(metavar="OWNER/NAME", help="The name on the hub.", autocompletion=no_completions)
     ],
     revision: Annotated[
         str | None, typer.Option(metavar="REV", help="A branch, a tag or a commit; by default main.")
     ] = None,
     dataset: Annotated[bool, typer.Option("--dataset", help="Download a data set.")] = False,
     config: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a data set with several configurations: which one.")
+        str | None, typer.Option(metavar="NAME", help="The configuration of a data set that has several.")
     ] = None,
 ) -> None:
     """Download a model or a data set from the Hugging Face Hub.
 
     It goes into the hub's cache, where model.path = "OWNER/NAME" finds a model; for a data set, its tables for a config
-    file are printed. An interrupted download continues where it stopped when the command is run again. For what is
-    gated or private, log in with `hf auth login`, or set HF_TOKEN.
+    file are printed. An interrupted download continues where it stopped when the command is run again. For gated or
+    private repositories, log in with `hf auth login`, or set HF_TOKEN.
     """
     with exit_codes(), PhaseDisplay() as display:
         if config is not None and not dataset:
@@ -64,7 +65,9 @@ def _download_model(name: str, revision: str | None, display: PhaseDisplay) -> N
         display.note(f'train it with model.path = "{path}" in a config file; `rptrain plan` shows what that takes')
     else:
         base = f": {download_command(downloaded.base)}" if HUB_ID.fullmatch(downloaded.base) else ""
-        display.note(f'an adapter: train it on with lora.adapter = "{downloaded.path}", on its base model{base}')
+        display.note(
+            f'an adapter: continue training it with lora.adapter = "{downloaded.path}", on its base model{base}'
+        )
 
 
 def _download_dataset(name: str, revision: str | None, config: str | None, display: PhaseDisplay) -> None:
@@ -107,10 +110,12 @@ def push(
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="The run of an export, for the model card.", autocompletion=run_names),
+        typer.Option(
+            metavar="RUN", help="The run that an export comes from, for the model card.", autocompletion=run_names
+        ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the README.md of the folder or the repository by the new card.")
+        bool, typer.Option("--force", help="Replace the README.md of the folder or the repository with a new card.")
     ] = False,
 ) -> None:
     """Push a result to the Hugging Face Hub, with a model card.
@@ -151,7 +156,9 @@ def _run_of(path: Path) -> Path | None:
 
 
 def _exported(run: Path) -> Path:
-    """The folder with the export of a run's result, which is written beside the run if there is none."""
+    """The folder with the export of a run's result, which is written beside the run if there is none. A card in an
+    earlier export stays.
+    """
     if (result := find_result(run)) is None:
         raise UserError(f"{run} has no complete state to push: train it first")
     if result.state.model is not None:
@@ -162,7 +169,11 @@ def _exported(run: Path) -> Path:
     with ExportDisplay(as_json=False) as display:
         with PROCESS.importing():
             from rptrain.checkpoint.export import export
+            from rptrain.hub.card import NAME
 
+        card = (to / NAME).read_bytes() if is_export(to) and (to / NAME).is_file() else None
         export(run, to, force=is_export(to), report=display.report, tell=display.tell)
+        if card is not None:
+            replace_file(to / NAME, card)
         display.note(f"{from_here(to)} holds what is pushed")
     return to

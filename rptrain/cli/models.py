@@ -55,7 +55,7 @@ def export(
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the adapters into the model's weights.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing folder, unless it is an input, or GGUF file.")
+        bool, typer.Option("--force", help="Replace an existing folder or GGUF file, unless it is an input.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the progress and the result as JSON, one record per line.")

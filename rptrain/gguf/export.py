@@ -20,6 +20,7 @@ from rptrain.checkpoint.export_progress import Report
 from rptrain.checkpoint.result import checkpoint_of
 from rptrain.checkpoint.state import dtype_of
 from rptrain.checkpoint.target_lock import locked
+from rptrain.data.loader import load_tokenizer
 from rptrain.gguf import kinds, modelfile
 from rptrain.gguf.convert import module, python, run
 from rptrain.gguf.tools import MODELS, Tools, find
@@ -77,7 +78,7 @@ class _Job:
 
 def modelfile_of(to: Path) -> Path:
     """The Modelfile beside a GGUF file."""
-    return to.with_suffix(modelfile.SUFFIX)
+    return to.with_suffix(kinds.MODELFILE)
 
 
 def export_gguf(
@@ -100,7 +101,7 @@ def export_gguf(
     tokenizer, if llama.cpp cannot load the adapter, if a target is in the way (`force` replaces files), or as in
     `export`; later if a program fails. DiskFull if space is short.
     """
-    checkpoint, _ = checkpoint_of(source)
+    checkpoint, said = checkpoint_of(source)
     state, spec = read_model(checkpoint)
     job = _job(checkpoint, state, spec, checked_target(to, source, checkpoint, state, force=force), kind, merge, find())
     for target in (job.to, modelfile_of(job.to)):
@@ -112,7 +113,9 @@ def export_gguf(
             options = ["--vocab-only", "--outfile", vocabulary, *_without_drafts(job)]
             run(python(job.converter, *options, checkpoint / BASE), vocabulary, "checking the tokenizer")
             vocabulary.unlink()
-        model = export(source, folder / "model", dtype, merge=merge, report=report, tell=tell)
+        # The run may go on: what it is found to have now may be newer.
+        named = (lambda sentence: tell(f"{checkpoint}: {said}")) if said else tell
+        model = export(checkpoint, folder / "model", dtype, merge=merge, report=report, tell=named)
         _prepare(model, job)
         made = _converted(model, job, folder)
         _check_magic(made)
@@ -200,10 +203,9 @@ def _prepare(model: Path, job: _Job) -> None:
         changed = {"use_rslora": False, "lora_alpha": settings.lora_alpha * sqrt(settings.r)}
         _change(model / adapter_config.CONFIG, changed)
     if job.lora is None and (ends := job.state["meta"].get("ends")):
-        tokens = json.loads(read_small_text(model / "tokenizer.json"))["added_tokens"]
-        texts = {token["id"]: token["content"] for token in tokens}
-        if ends[0] in texts:
-            _change(model / TOKENIZER, {"eos_token": texts[ends[0]]})
+        tokens = load_tokenizer(model).added_tokens_decoder
+        if ends[0] in tokens:
+            _change(model / TOKENIZER, {"eos_token": str(tokens[ends[0]])})
 
 
 def _change(file: Path, values: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ EXACT = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}  # and the dtyp
 BETWEEN = "bf16"  # what the converter writes for types that it does not know
 BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}  # per weight
 LARGEST = BYTES["q8_0"]  # of all others: some tensors have this type
-SUFFIX = ".gguf"
+SUFFIX, MODELFILE = ".gguf", ".Modelfile"  # of a file, and of the Modelfile beside it
 
 
 def chosen(name: str | None, *, adapter: bool) -> str:

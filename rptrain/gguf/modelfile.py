@@ -13,7 +13,6 @@ from rptrain.gguf.turns import Conversation, Turns, find_turns
 from rptrain.utils.errors import UserError
 from rptrain.utils.text import one_line
 
-SUFFIX = ".Modelfile"
 NO_CHAT = "the tokenizer has no chat template: Ollama passes prompts on as they are"
 UNKNOWN = (
     "the Modelfile has no TEMPLATE, because the chat template cannot be written as one: Ollama takes one of its own if "

@@ -48,8 +48,10 @@ def download(
     no files that are read, and as `snapshot.fetch`.
     """
     repository = find(name, "data set", revision)
-    patterns = _patterns(repository, config)
-    files = [file for file in repository.files.values() if _is_data(file) and _matches(file.name, patterns)]
+    data = [file for file in repository.files.values() if _is_data(file)]
+    patterns = _with_files(_patterns(repository, config), data)
+    wanted = [pattern for some in patterns.values() for pattern in some]
+    files = [file for file in data if any(_matches(file.name, pattern) for pattern in wanted)]
     if not files:
         raise UserError(_without_files(repository, config))
     files += [repository.files[CARD]] if CARD in repository.files else []
@@ -57,6 +59,14 @@ def download(
     snapshot.fetch(repository, files)
     place = snapshot.link(repository, files)
     return [found for split, some in patterns.items() for one in some for found in _found(split, place / one)]
+
+
+def _with_files(patterns: Mapping[str, Sequence[str]], files: Sequence[RemoteFile]) -> dict[str, list[str]]:
+    """The patterns of which there are files. Others may lead out of the repository, and are not for a config."""
+    return {
+        split: [one for one in some if any(_matches(file.name, one) for file in files)]
+        for split, some in patterns.items()
+    }
 
 
 def _found(split: str, place: Path) -> Iterator[Split]:
@@ -78,7 +88,8 @@ def _has(folder: Path, split: str) -> bool:
 def _patterns(repository: Repository, config: str | None) -> dict[str, list[str]]:
     """The patterns of each split's files; a pattern "" is the whole repository."""
     listed = repository.card.get("configs")
-    configs = {str(entry.get("config_name", "default")): entry for entry in listed or [] if isinstance(entry, Mapping)}
+    entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, Sequence) else []
+    configs = {str(entry.get("config_name", "default")): entry for entry in entries}
     if config is None and len(configs) > 1:
         chosen = next((name for name, entry in configs.items() if entry.get("default") or name == "default"), None)
         if chosen is None:
@@ -119,13 +130,9 @@ def _splits(data_files: object) -> Iterator[tuple[str, str]]:
                 yield "train", str(entry)
 
 
-def _matches(name: str, patterns: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a file is one of the patterns', or in a folder that one of them names."""
-    return any(
-        not pattern or name.startswith(f"{pattern}/") or re.fullmatch(_expression(pattern), name)
-        for some in patterns.values()
-        for pattern in some
-    )
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a pattern is that of a file, or names a folder with it."""
+    return not pattern or name.startswith(f"{pattern}/") or bool(re.fullmatch(_expression(pattern), name))
 
 
 def _expression(pattern: str) -> str:
@@ -141,7 +148,7 @@ def _is_data(file: RemoteFile) -> bool:
 
 def _without_files(repository: Repository, config: str | None) -> str:
     where = f" in {config}" if config else ""
-    said = f"{repository.name} has no files{where} that are read ({', '.join(READERS)})"
+    said = f"{repository.name} has no files{where} that rptrain reads ({', '.join(READERS)})"
     if repository.revision == CONVERTED:
         return f"{said}: download another data set, or convert it to one of these types"
     script = (

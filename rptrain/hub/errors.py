@@ -75,8 +75,8 @@ def explained(error: BaseException, repository: str, what: str) -> UserError | T
         case RepositoryNotFoundError():
             other = "a model, without --dataset" if what == "data set" else "a data set, with --dataset"
             return UserError(
-                f"{hub} shows no {what} {repository} to {_token()}: check the name, and whether it is {other}. If it "
-                f"is private, {LOG_IN}"
+                f"{hub} has no {what} {repository} that {_token()} may read: check the name, and whether it is "
+                f"{other}. If it is private, {LOG_IN}"
             )
         case RemoteEntryNotFoundError():
             return UserError(f"{repository} changed meanwhile: a file that it listed is gone. Run this again")

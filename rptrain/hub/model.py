@@ -63,8 +63,8 @@ def download(
 def tell_size(repository: Repository, files: Sequence[RemoteFile], tell: Callable[[str], object]) -> None:
     """Tells how large the files are, how much of them is in the cache already, and where they go."""
     missing, size = snapshot.missing_bytes(repository, files), sum(file.size for file in files)
-    here = "" if missing == size else f", of which {format_bytes(size - missing)} are here already"
-    tell(f"{repository.name}: {format_bytes(size)} in {counted(len(files), 'file')}{here}; goes to {repository.folder}")
+    here = "" if missing == size else f", {format_bytes(size - missing)} of it already downloaded"
+    tell(f"{repository.name}: {format_bytes(size)} in {counted(len(files), 'file')}{here}, in {repository.folder}")
 
 
 def _others(repository: Repository) -> list[RemoteFile]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,10 +13,11 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 
 from rptrain.checkpoint.atomic_dir import MANIFEST, STATE
 from rptrain.checkpoint.export_progress import ADAPTER_CONFIG
+from rptrain.gguf import kinds
 from rptrain.hub import card
 from rptrain.hub.errors import LOG_IN, explained_errors, has_token, page_of
 from rptrain.hub.repository import TIMEOUT, api
-from rptrain.models.base_files import CONFIG
+from rptrain.models.base_files import CONFIG, LICENSES
 from rptrain.models.locate import HUB_ID
 from rptrain.utils.errors import UserError
 from rptrain.utils.files import read_small_text
@@ -24,7 +26,13 @@ from rptrain.utils.phases import phase
 from rptrain.utils.text import one_line, quoted
 from rptrain.utils.units import format_bytes
 
-BASE_KEY, NAME_KEY = "base_model_name_or_path", "_name_or_path"  # in config.json of an adapter, and of a model
+OWN = 'FROM "./'  # the beginning of a Modelfile for the file beside it
+BASE_KEY = "base_model_name_or_path"
+PATHS = {  # keys under which files may have a local path
+    ADAPTER_CONFIG: BASE_KEY,
+    CONFIG: "_name_or_path",
+    "tokenizer_config.json": "name_or_path",
+}
 
 
 @dataclass(frozen=True)
@@ -61,11 +69,11 @@ def prepare(folder: Path, name: str, run: Path | None, base: str | None, *, forc
     if STATE in files:
         raise UserError(f"{folder} is a checkpoint: push its run, or what `rptrain export {folder} --to DIR` writes")
     if not any(file in files for file in (CONFIG, ADAPTER_CONFIG)) and not any(
-        file.endswith(".gguf") for file in files
+        file.endswith(kinds.SUFFIX) for file in files
     ):
         raise UserError(f"{folder} is not an export: it has neither {CONFIG} nor {ADAPTER_CONFIG}, nor GGUF files")
     known = _base(folder, run, base)
-    for file, key in ((ADAPTER_CONFIG, BASE_KEY), (CONFIG, NAME_KEY)):
+    for file, key in PATHS.items():
         if file in files:
             files[file] = _without_path(folder / file, key, known.hub_id if known else None) or files[file]
     written = files.pop(card.NAME, None) is not None and not force
@@ -95,7 +103,7 @@ def send(push: Push, *, private: bool, force: bool, bars: bool, tell: Callable[[
         )
     has_card = found is not None and any(file.rfilename == card.NAME for file in found.siblings or [])
     if has_card and not (push.written or force):
-        tell(f"the {card.NAME} of {push.name} stays as it is; --force replaces it by the new card")
+        tell(f"the {card.NAME} of {push.name} was not changed; --force replaces it with the new card")
     else:
         files[card.NAME] = push.card.encode()
     operations = [CommitOperationAdd(name, file) for name, file in files.items()]
@@ -128,9 +136,14 @@ def check_token() -> None:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The files of an export by name, sorted: all but hidden ones and the manifest."""
+    """The files of an export by name, sorted: all but hidden ones and the manifest. Of a folder that is neither a model
+    nor an adapter, only GGUF files and what belongs to them: it may be the current directory, with data and runs.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file: name the folder that it is in")
+    whole = any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG, STATE))
     found = {}
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(folder.rglob("*") if whole else filter(_is_of_gguf, folder.iterdir())):
         name = path.relative_to(folder).as_posix()
         if any(part.startswith(".") for part in PurePosixPath(name).parts) or name == MANIFEST or path.is_dir():
             continue
@@ -140,6 +153,13 @@ def _files(folder: Path) -> dict[str, Path]:
             raise UserError(f"{path} is not a regular file: remove it")
         found[name] = path
     return found
+
+
+def _is_of_gguf(path: Path) -> bool:
+    """Whether this is a GGUF file or belongs to one. A Modelfile that names a folder of this machine does not."""
+    if path.suffix == kinds.MODELFILE:
+        return path.is_file() and read_small_text(path).startswith(OWN)
+    return any(fnmatchcase(path.name, pattern) for pattern in (f"*{kinds.SUFFIX}", card.NAME, *LICENSES))
 
 
 def _base(folder: Path, run: Path | None, base: str | None) -> card.Base | None:

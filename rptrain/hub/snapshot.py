@@ -91,11 +91,11 @@ def _is_there(repository: Repository, file: RemoteFile) -> bool:
 def _check_space(repository: Repository, files: Sequence[RemoteFile]) -> None:
     needed = missing_bytes(repository, files) + SLACK
     place = writable_place(repository.folder)
-    free = shutil.disk_usage(place).free
-    if files and free < needed:
+    disk = shutil.disk_usage(place)
+    if files and disk.total and disk.free < needed:  # some FUSE file systems and ramfs have no size
         raise UserError(
-            f"{repository.name} needs {format_bytes(needed)} of disk space, and {place} has {format_bytes(free)} free: "
-            "free some, or set HF_HUB_CACHE to a folder on a larger disk"
+            f"{repository.name} needs {format_bytes(needed)} of disk space, and {place} has {format_bytes(disk.free)} "
+            "free: free some, or set HF_HUB_CACHE to a folder on a larger disk"
         )
 
 

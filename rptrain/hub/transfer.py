@@ -44,7 +44,7 @@ def download(url: str, file: RemoteFile, to: Path, count: Callable[[int], object
         try:
             lock(partial.fileno())
         except BlockingIOError:
-            raise UserError(f"another process downloads {file.name}: wait for it, then run this again") from None
+            raise UserError(f"another process is downloading {file.name}: wait for it, then run this again") from None
         if to.exists():  # that process has completed it meanwhile
             aside.unlink(missing_ok=True)
             count(file.size)

@@ -247,6 +247,16 @@ def _staging(spec: ModelShape, layout: StepLayout, hardware: Hardware) -> list[M
     return [MemoryPart("buffers of file-backed weights", staging_bytes(spec, layout.dtype, hardware.devices))]
 
 
+def _answers(config: Config, spec: ModelShape, layout: StepLayout) -> list[MemoryPart]:
+    """Copies of the weights of a layer, which the CPU makes while it answers log.sample_prompts."""
+    if not config.log.sample_prompts:
+        return []
+    read = file_backed_units(spec) if layout.file_backed else ()
+    copied = [unit.numel if index in read else unit.dequantized_numel for index, unit in enumerate(spec.units)]
+    most = max(sum(copied[unit] for unit in layer.units) for layer in spec.stack)
+    return [MemoryPart("answers to sample prompts", most * layout.dtype.itemsize)] if most else []
+
+
 def _process(config: Config, spec: ModelShape, layout: StepLayout, hardware: Hardware) -> list[MemoryPart]:
     """Host memory that does not depend on the plan, except the states."""
     batch = iteration_bytes(layout)
@@ -259,6 +269,7 @@ def _process(config: Config, spec: ModelShape, layout: StepLayout, hardware: Har
         parts.append(MemoryPart("CUDA", CUDA + CUDA_EACH * len(hardware.gpus)))
     if each := loading_bytes(spec):
         parts.append(MemoryPart("quantizing", each * (most_threads() if hardware.here else MAX_THREADS)))
+    parts += _answers(config, spec, layout)
     return [*parts, MemoryPart("the program and its libraries", hardware.program)]
 
 

@@ -45,7 +45,7 @@ MIXTURES = {
 }
 
 
-@pytest.mark.sample(3, gate=4)
+@pytest.mark.sample(3, gate=6)
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -127,6 +127,16 @@ def test_a_program_quantizes_to_other_types(run, checkout, to):
     assert names(to.parent) == ["my model.Modelfile", "my model.gguf"] and "FROM" in modelfile_of(to).read_text()
 
 
+def test_a_checkpoint_that_a_run_saves_meanwhile_is_not_mixed_in(run, checkout, to):
+    newer = run / "checkpoints/checkpoint-3"
+    checkout.behaves(
+        f"import shutil\nif '--vocab-only' in arguments: shutil.copytree(model.parent, {str(newer)!r})\n" + WRITES
+    )
+    told: list[str] = []
+    export_gguf(run, to, tell=told.append)
+    assert newer.is_dir() and len(told) == 1 and "checkpoint-2: step 2, the newest state" in told[0]
+
+
 FAILURES = {
     "fails": ("if '--outtype' in arguments: raise SystemExit('out of' + ' luck')\nmade.touch()", "out of luck"),
     "half": ("made.write_text('GGUF')\nif '--outtype' in arguments: raise SystemExit(3)", "status 3"),

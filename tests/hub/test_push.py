@@ -123,18 +123,27 @@ def test_the_name_of_a_base_that_is_not_here(hub, folder, path, hub_id, named):
     assert (base.hub_id, base.named) == (hub_id, named)
 
 
-def test_the_path_in_a_config_is_not_pushed(hub, folder):
-    made = model(folder / "made", config__json=json.dumps({"_name_or_path": str(folder / "x"), "a": 1}).encode())
-    content = prepare(made, "me/mine", None, None).files["config.json"]
-    assert isinstance(content, bytes) and json.loads(content) == {"_name_or_path": "", "a": 1}
+@pytest.mark.parametrize(("name", "key"), [("config", "_name_or_path"), ("tokenizer_config", "name_or_path")])
+def test_the_path_in_a_config_is_not_pushed(hub, folder, name, key):
+    made = model(folder / "made", **{f"{name}__json": json.dumps({key: str(folder / "x"), "a": 1}).encode()})
+    content = prepare(made, "me/mine", None, None).files[f"{name}.json"]
+    assert isinstance(content, bytes) and json.loads(content) == {key: "", "a": 1}
 
 
-def test_a_card_of_gguf_files(hub, folder):
-    made = model(folder / "made", model__gguf=WEIGHTS)
+def test_of_a_folder_with_gguf_files_nothing_else_is_pushed(hub, folder):
+    """It may be the current directory. A Modelfile for an adapter names the folder of its base."""
+    own, local = b'FROM "./model.gguf"\n', f'FROM "{folder}"\nADAPTER "./a.gguf"\n'.encode()
+    more = {"model.Modelfile": own, "a.gguf": WEIGHTS, "a.Modelfile": local, "LICENSE": b"", "chats.jsonl": b"secret"}
+    made = model(folder / "made", model__gguf=WEIGHTS, **more)
+    model(made / "runs")
     (made / "config.json").unlink()
-    card = prepare(made, "me/mine", None, "org/base").card
-    assert ModelCard(card).data.to_dict()["base_model_relation"] == "quantized"
-    assert "ollama run hf.co/me/mine" in card and "transformers" not in card
+    (made / "venv").symlink_to("/usr")
+    pushed = prepare(made, "me/mine", None, "org/base")
+    assert pushed.files.keys() == {"LICENSE", "a.gguf", "model.Modelfile", "model.gguf"}
+    assert ModelCard(pushed.card).data.to_dict()["base_model_relation"] == "quantized"
+    assert "ollama run hf.co/me/mine" in pushed.card and "transformers" not in pushed.card
+    with pytest.raises(UserError, match="name the folder"):
+        prepare(made / "model.gguf", "me/mine", None, "org/base")
 
 
 def test_a_dry_run_makes_no_connection(hub, folder):

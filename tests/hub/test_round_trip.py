@@ -52,3 +52,9 @@ def test_a_model_comes_from_the_hub_and_goes_back(hub, tmp_path, monkeypatch):
     sent = hub.repos["models/me/again"].files
     assert hashes(fresh).items() <= {name: sha256(content) for name, content in sent.items()}.items()
     assert MANIFEST not in sent
+
+    exported = run.path.with_name(f"{run.path.name}-export")
+    (exported / "README.md").write_text("my card")
+    monkeypatch.setattr("rptrain.cli.hub.recorded", lambda folder: (None, None))  # as if the run had gone on
+    assert run_tools.invoke("push", run.path, "me/third").exit_code == 0
+    assert hub.repos["models/me/third"].files["README.md"] == b"my card"

@@ -10,7 +10,7 @@ import torch
 from rptrain.models.families import registry
 from rptrain.models.layer import QueryScaling
 from rptrain.models.layers import rope
-from rptrain.models.locate import PRESETS, locate, presets, read_config
+from rptrain.models.locate import PRESETS, how_to_complete, locate, presets, read_config
 from rptrain.utils.errors import UserError
 from tests.families import FAMILIES
 
@@ -400,6 +400,8 @@ def test_locate(tmp_path, monkeypatch) -> None:
     with pytest.raises(UserError, match=r"rptrain download Qwen/Qwen3-1\.7B$") as caught:
         locate("Qwen/Qwen3-1.7B")
     assert "qwen3-1.7b" not in str(caught.value), "a preset has no weights"
+    assert how_to_complete(Path("hub/models--org--a-b/snapshots/0")).endswith("missing: rptrain download org/a-b")
+    assert how_to_complete(model) == ""
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"])

@@ -78,6 +78,16 @@ def test_a_quantized_base_that_is_too_large_is_read_from_the_disk_as_it_is_store
     assert not found.fits and overrides_of(found.advice) == ["lora.base=bf16 model.hold=map"]
 
 
+@pytest.mark.parametrize(("base", "copied"), [("nf4", 3 * 14336 * 4096 + 2 * 5120 * 4096), ("bf16", None)])
+def test_answers_to_sample_prompts_need_a_copy_of_the_weights_of_a_layer(base: str, copied: int | None):
+    given = ("model.path=llama-3.1-8b", "lora.r=8", f"lora.base={base}", "data.val_size=1", "log.sample_prompts=['a']")
+    config = config_of(*given)
+    hardware = machine(config, 64)
+    _, memory = plan_run(config, trained_shape(config, hardware), hardware)
+    found = {part.name: part.nbytes for part in memory.host.parts}.get("answers to sample prompts")
+    assert found == (copied and 2 * copied)
+
+
 def test_a_larger_gpu_has_what_is_missing():
     """Also for its CUDA context."""
     config = config_of()

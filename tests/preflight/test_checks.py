@@ -52,7 +52,7 @@ def refusals(*overrides: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.sample(8, gate=18)
+@pytest.mark.sample(8, gate=19)
 @pytest.mark.parametrize(
     ("overrides", "key", "message"),
     [

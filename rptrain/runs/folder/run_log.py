@@ -1,7 +1,6 @@
 """The log file of a run (`run.log`): the lines that a terminal shows, each with its time."""
 
 import logging
-import threading
 from pathlib import Path
 from time import time
 from types import TracebackType
@@ -30,7 +29,10 @@ class RunLog(logging.Handler):
         self._file: LineFile | None = None
         self._kept: list[tuple[float, str]] | None = []
         self._noted = False
-        self._writing = threading.RLock()  # a failure is logged, which calls `emit` in the same thread
+        # A failure to write is logged, which takes the lock of records. With another lock for lines, one thread could
+        # hold the one and wait for the other.
+        assert self.lock is not None
+        self._writing = self.lock
 
     def open(self, folder: Path) -> None:
         """Open the file in the run's folder, and write what was kept."""
@@ -54,7 +56,8 @@ class RunLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a warning, and show it as without this handler."""
         self.write(record.getMessage())
-        if logging.lastResort is not None and not logging.getLogger().handlers:
+        others = {*_root().handlers, *logging.getLogger().handlers} - {self}
+        if logging.lastResort is not None and not others:
             logging.lastResort.handle(record)
 
     def __enter__(self) -> Self:
@@ -80,7 +83,8 @@ class RunLog(logging.Handler):
     def _note(self, error: Exception) -> None:
         if not self._noted:
             self._noted = True
-            reason = error.strerror if isinstance(error, OSError) else error
+            deleted = isinstance(error, RunDeleted)  # perhaps the file alone
+            reason = "it was deleted" if deleted else error.strerror if isinstance(error, OSError) else error
             _log.warning("%s cannot be written: %s. The run continues without it", self._path, reason)
 
 
