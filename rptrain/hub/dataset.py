@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ CONVERTED = "refs/convert/parquet"  # the branch in which the hub keeps a copy o
 HELD_OUT = {*WORDS["validation"], *WORDS["test"]}  # words in the names of splits that are not trained on
 _SEPARATOR = re.compile(r"[^a-z]+")
 _SHOWN = 10  # names that a message lists
-_WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+_WILD = re.compile(r"(\*\*/|\*\*|\*|\?|\[[^]/]+\])")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _has(folder: Path, split: str) -> bool:
 def _patterns(repository: Repository, config: str | None) -> dict[str, list[str]]:
     """The patterns of each split's files; a pattern "" is the whole repository."""
     listed = repository.card.get("configs")
-    entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, Sequence) else []
+    entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
     configs = {str(entry.get("config_name", "default")): entry for entry in entries}
     if config is None and len(configs) > 1:
         chosen = next((name for name, entry in configs.items() if entry.get("default") or name == "default"), None)
@@ -132,13 +133,34 @@ def _splits(data_files: object) -> Iterator[tuple[str, str]]:
 
 def _matches(name: str, pattern: str) -> bool:
     """Whether a pattern is that of a file, or names a folder with it."""
-    return not pattern or name.startswith(f"{pattern}/") or bool(re.fullmatch(_expression(pattern), name))
+    return not pattern or name.startswith(f"{pattern}/") or _is_match(pattern, name)
 
 
-def _expression(pattern: str) -> str:
-    """A regular expression for a pattern, with the meaning of Python's `glob`."""
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
-    return "".join(_WILD.get(part) or re.escape(part) for part in parts)
+def _is_match(pattern: str, name: str) -> bool:
+    """Whether a pattern, with the meaning of Python's `glob`, is for a name. The card of a stranger has the pattern, so
+    the time must not grow with its stars as that of a regular expression does.
+    """
+    ends = {0}
+    for part in _WILD.split(pattern):
+        ends = {end for start in ends for end in _ends(part, name, start)}
+    return len(name) in ends
+
+
+def _ends(part: str, name: str, start: int) -> Iterator[int]:
+    """Where a part of a pattern may end in a name if it begins at `start`."""
+    match part:
+        case "**/":
+            yield from (start, *(end for end in range(start + 1, len(name) + 1) if name[end - 1] == "/"))
+        case "**":
+            yield from range(start, len(name) + 1)
+        case "*":
+            yield from range(start, (name + "/").index("/", start) + 1)
+        case "?":
+            yield from [start + 1] * (name[start : start + 1] not in ("", "/"))
+        case _ if part[:1] == "[" and part[-1] == "]":
+            yield from [start + 1] * fnmatchcase(name[start : start + 1], part)
+        case _:
+            yield from [start + len(part)] * name.startswith(part, start)
 
 
 def _is_data(file: RemoteFile) -> bool:

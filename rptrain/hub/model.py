@@ -91,8 +91,11 @@ def _weights(repository: Repository) -> list[RemoteFile]:
             "revision or a copy of it in safetensors, such as --revision refs/pr/N of a pull request that converts it"
         )
     weight_map = read_config(snapshot.read(repository, files[INDEX])).get("weight_map")
-    names = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
-    if lacking := [str(name) for name in names if name not in files]:
+    named = [*weight_map.values()] if isinstance(weight_map, dict) else []
+    if not named or not all(isinstance(name, str) and name.endswith(".safetensors") for name in named):
+        raise UserError(f"{repository.name}: the weight_map of {INDEX} does not name files in safetensors")
+    names = sorted(set(named))
+    if lacking := [name for name in names if name not in files]:
         raise UserError(f"{repository.name} is incomplete: {INDEX} names {lacking[0]}, which is not there")
     return [files[name] for name in (INDEX, *names)]
 

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_url
+from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import build_hf_headers
 
 from rptrain import __version__
@@ -62,20 +63,30 @@ def find(name: str, what: str, revision: str | None = None) -> Repository:
     """Asks the hub for a repository at a revision, by default `main`. Raises as `explained_errors`."""
     if not HUB_ID.fullmatch(name):
         raise UserError(f"{quoted(repr(name))} is not the name of a {what} on the hub: write owner/name")
+    if revision is not None and not {"", ".", ".."}.isdisjoint(revision.split("/")):
+        raise UserError(f"{quoted(repr(revision))} is not a revision: name a branch, a tag or a commit")
     with explained_errors(name, what):
         ask = api().model_info if what == "model" else api().dataset_info
-        found = ask(name, revision=revision, files_metadata=True, timeout=TIMEOUT)
-    files = [
-        RemoteFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else file.blob_id or "")
-        for file in found.siblings or []
-    ]
+        try:
+            found = ask(name, revision=revision, files_metadata=True, timeout=TIMEOUT)
+            files = [
+                RemoteFile(file.rfilename, int(file.size or 0), file.lfs.sha256 if file.lfs else file.blob_id or "")
+                for file in found.siblings or []
+            ]
+            card = found.card_data.to_dict() if found.card_data else {}
+        except HFValidationError:
+            raise
+        except (ValueError, TypeError, LookupError, AttributeError) as error:  # what the library makes of other answers
+            raise TrainingError(
+                f"{constants.ENDPOINT} answers with something else than the files of {name}: check whether the network "
+                "needs a log-in, and HF_ENDPOINT if a mirror is used"
+            ) from error
     commit = found.sha or ""
     if not (_DIGEST.fullmatch(commit) and all(map(_is_sound, files))):
         raise TrainingError(
             f"{constants.ENDPOINT} lists files of {name} without digests, so what it sends cannot be checked: if "
             "HF_ENDPOINT names a mirror, unset it"
         )
-    card = found.card_data.to_dict() if found.card_data else {}
     return Repository(
         name, what, revision or constants.DEFAULT_REVISION, commit, {file.name: file for file in files}, card
     )

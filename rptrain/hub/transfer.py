@@ -23,11 +23,16 @@ ATTEMPTS = 5  # failures in a row, without a byte between them, after which the 
 PAUSE = 1.0  # seconds after the first of them; twice as many after each of the others
 RETRIED = (408, 429, 500, 502, 503, 504)  # status codes that may pass
 IGNORED_RANGE = 200  # the status code if a server sends the whole file instead of its rest
+REFUSED_RANGE = 416  # and if it says that the file has no such rest
 SHA1 = 40  # characters of a git blob id
 
 
 class Stopped(Exception):
     """The download was interrupted."""
+
+
+class _OtherContent(Exception):
+    """What is sent, or was received before, is not the file that the hub lists."""
 
 
 def download(url: str, file: RemoteFile, to: Path, count: Callable[[int], object], stopping: Event) -> None:
@@ -54,9 +59,13 @@ def download(url: str, file: RemoteFile, to: Path, count: Callable[[int], object
         if done > file.size:
             partial.truncate(0)
             count(-done)
-        _receive(url, file.size, partial, count, stopping)
-        partial.flush()
-        if _digest(partial, file) != file.digest:
+        try:
+            _receive(url, file.size, partial, count, stopping)
+            partial.flush()
+            is_other = _digest(partial, file) != file.digest
+        except _OtherContent:
+            is_other = True
+        if is_other:
             aside.unlink()
             raise TrainingError(
                 f"{file.name} arrived with other content than the hub lists, and was deleted: run this again; if a "
@@ -70,33 +79,44 @@ def _receive(url: str, size: int, partial: BufferedRandom, count: Callable[[int]
     """Appends what is missing, and asks again for the rest after a cut."""
     cuts = 0
     while (done := partial.seek(0, os.SEEK_END)) < size:
+        failed = None
         try:
-            _append(url, partial, done, count, stopping)
+            _append(url, size, partial, done, count, stopping)
         except HTTPError as error:
             if isinstance(error, HfHubHTTPError) and error.response.status_code not in RETRIED:
                 raise
-            if partial.tell() > done:
-                cuts = 0
-            if cuts == ATTEMPTS:
-                raise
-            if stopping.wait(PAUSE * 2**cuts):
-                raise Stopped from error
-            cuts += 1
-        else:
-            if partial.tell() != size:
-                raise TrainingError(f"the hub sent {partial.tell():,} bytes of a file with {size:,}: run this again")
+            failed = error
+        if (now := partial.tell()) == size:
+            return
+        if now > done:
+            cuts = 0
+        if cuts == ATTEMPTS:
+            raise failed or TrainingError(f"the hub sent {now:,} bytes of a file with {size:,}: run this again")
+        if stopping.wait(PAUSE * 2**cuts):
+            raise Stopped from failed
+        cuts += 1
 
 
-def _append(url: str, partial: BufferedRandom, done: int, count: Callable[[int], object], stopping: Event) -> None:
+def _append(
+    url: str, size: int, partial: BufferedRandom, done: int, count: Callable[[int], object], stopping: Event
+) -> None:
     asked = headers() | ({"Range": f"bytes={done}-"} if done else {}) | {"Accept-Encoding": "identity"}
     with get_session().stream("GET", url, headers=asked, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as answer:
+        if done and answer.status_code == REFUSED_RANGE:
+            raise _OtherContent
         hf_raise_for_status(answer)
-        if done and answer.status_code == IGNORED_RANGE:
+        begin = 0 if answer.status_code == IGNORED_RANGE else done
+        length = answer.headers.get("Content-Length", "")
+        if length.isdecimal() and "Content-Encoding" not in answer.headers and int(length) != size - begin:
+            raise _OtherContent  # such as the page of a proxy
+        if begin < done:
             partial.truncate(0)
             count(-done)
         for chunk in answer.iter_bytes(CHUNK):
             if stopping.is_set():
                 raise Stopped
+            if partial.tell() + len(chunk) > size:
+                raise _OtherContent
             partial.write(chunk)
             count(len(chunk))
 

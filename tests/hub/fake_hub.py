@@ -38,13 +38,14 @@ class Request:
 @dataclass
 class Fault:
     """What happens to requests whose path contains `path`: a status, or a connection that is cut after `cut` bytes, or
-    with `hangs` brings no more until the client closes it.
+    with `hangs` brings no more until the client closes it, or a `page` in place of the answer.
     """
 
     path: str
     status: int = 0
     cut: int = -1
     hangs: bool = False
+    page: bytes = b""
     times: int = 1
 
 
@@ -115,6 +116,13 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.hub.fault(path)
         if fault is not None and fault.status:
             return self._send(fault.status, {"error": "as the test wants it"})
+        if fault is not None and fault.page:
+            self.send_response(200)
+            if len(fault.page) < LARGE:  # a longer one is sent without its length
+                self.send_header("Content-Length", str(len(fault.page)))
+            self.end_headers()
+            self.wfile.write(fault.page)
+            return
         self._fault = fault or Fault(path)
         parts = path.strip("/").split("/")
         if parts[0] == "cdn":

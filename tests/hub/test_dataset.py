@@ -46,10 +46,11 @@ def names(splits):
         ([{"config_name": "x", "data_dir": "de"}], "x", {"train": ["all.jsonl"]}),
         ([{"data_files": {"train": "**/train-3.jsonl"}}], None, {"train": ["train-3.jsonl"]}),
         ([{"data_files": ["../../x.jsonl", "/etc/x.jsonl", "hf://x.jsonl", "de/*"]}], None, {"train": ["all.jsonl"]}),
+        ([{"data_files": f"en/{'*' * 60}train-[0-1].jso?l"}], None, {"train": ["train-1.jsonl"]}),
         ([], "de", {"train": ["all.jsonl"]}),
         ([], None, {"train": ["train-1.jsonl", "train-2.jsonl", "train-3.jsonl"], "validation": ["dev.jsonl"]}),
     ],
-    ids=["splits", "default", "single", "folder", "pattern", "outside", "no-card", "all"],
+    ids=["splits", "default", "single", "folder", "pattern", "outside", "stars", "no-card", "all"],
 )
 def test_the_files_of_a_configuration(hub, configs, chosen, expected):
     hub.add("org/data", FILES, "datasets", card={"configs": configs})

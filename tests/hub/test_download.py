@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from threading import Event
 
 import pytest
@@ -124,6 +125,29 @@ def test_wrong_content_is_not_kept(hub):
     assert not any("new" in file.name for file in to.parent.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Fault("/cdn/", status=416), "other content"),
+        (Fault("/cdn/", page=WEIGHTS * 2), "other content"),
+        (Fault("/resolve/", page=b"<p>log in", times=9), "other content"),
+        (Fault("/api/", page=b"<p>log in"), "needs a log-in"),
+    ],
+    ids=["range", "long", "page", "list"],
+)
+def test_after_another_answer_the_download_begins_anew(hub, monkeypatch, fault, message):
+    hub.add("org/name", MODEL)
+    monkeypatch.setattr(transfer, "ATTEMPTS", 0)
+    hub.faults = [Fault("/cdn/", cut=9000), replace(fault)]
+    for expected in ("run this again", message) if fault.path == "/cdn/" else (message,):
+        with pytest.raises(TrainingError, match=expected):
+            hub.faults = hub.faults if fault.path == "/cdn/" else [replace(fault)]
+            get()
+    hub.faults = []
+    path, _ = get()
+    assert (path / "model.safetensors").read_bytes() == WEIGHTS
+
+
 def test_two_processes_do_not_write_one_file(hub):
     hub.add("org/name", MODEL)
     blobs = get()[0].parents[1] / "blobs"
@@ -175,6 +199,14 @@ REFUSED = {
         r"neither model\.safetensors.*pytorch_model\.bin",
     ),
     "no-config": ({"model.safetensors": WEIGHTS}, r"no config\.json"),
+    "empty-index": (
+        {"config.json": b"{}", "model.safetensors.index.json": b'{"weight_map": {}}'},
+        "does not name files in safetensors",
+    ),
+    "odd-index": (
+        {"config.json": b"{}", "model.safetensors.index.json": b'{"weight_map": {"a": ["b"]}}'},
+        "does not name files in safetensors",
+    ),
     "broken-config": ({"config.json": b"{", "model.safetensors": WEIGHTS}, "not valid JSON"),
 }
 
@@ -211,11 +243,11 @@ def test_a_full_disk_keeps_what_was_written(hub, monkeypatch):
     hub.add("org/name", MODEL)
     append = transfer._append
 
-    def full(url, partial, done, count, stopping):
+    def full(url, size, partial, done, count, stopping):
         if "model.safetensors" in url and not done:
             partial.write(WEIGHTS[:3000])
             raise OSError(errno.ENOSPC, "No space left on device")
-        append(url, partial, done, count, stopping)
+        append(url, size, partial, done, count, stopping)
 
     monkeypatch.setattr(transfer, "_append", full)
     with pytest.raises(OSError, match="No space left"):
@@ -229,6 +261,7 @@ ERRORS = {
     "private": ({"private": True}, "org/name", None, UserError, r"no model org/name.*hf auth login"),
     "gated": ({"gated": True}, "org/name", None, UserError, r"gated.*/org/name, then.*HF_TOKEN"),
     "revision": ({}, "org/name", "v9", UserError, r"no such revision.*--revision"),
+    "no-revision": ({}, "org/name", "..", UserError, "not a revision"),
     "name": ({}, "gpt2", None, UserError, "owner/name"),
 }
 
