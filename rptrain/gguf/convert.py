@@ -33,8 +33,10 @@ MEANINGS = {
 def run(command: Sequence[str | Path], made: Path, name: str, advice: str = "") -> None:
     """Runs a program that writes the file `made`, whose folder is also its current directory, and waits for its end.
 
-    UserError with the end of its output if it fails, or if the file is not there. `advice` says what else to do then.
+    Paths may be relative to the current directory of this process. UserError with the end of its output if it fails, or
+    if the file is not there. `advice` says what else to do then.
     """
+    made, command = made.absolute(), [part.absolute() if isinstance(part, Path) else part for part in command]
     log = made.with_suffix(".log")
     with open(log, "wb") as output:
         child = subprocess.Popen(

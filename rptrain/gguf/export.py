@@ -23,7 +23,7 @@ from rptrain.checkpoint.target_lock import locked
 from rptrain.data.loader import load_tokenizer
 from rptrain.gguf import kinds, modelfile
 from rptrain.gguf.convert import module, python, run
-from rptrain.gguf.tools import MODELS, Tools, find
+from rptrain.gguf.tools import FOLDER, MODELS, Tools, find
 from rptrain.models.locate import read_config
 from rptrain.models.spec import ModelSpec
 from rptrain.models.transforms.lora import without_adapters
@@ -56,7 +56,7 @@ class Written:
         loaded = f"-m {file}" if self.base is None else f"-m BASE.gguf --lora {file}"
         lines = [f"llama-cli {loaded}", f"ollama create {name} -f {described} && ollama run {name}"]
         if self.base is not None:
-            converted = f"python {MODELS} --outfile BASE.gguf {quote(self.base)}"
+            converted = f"python ${FOLDER}/{MODELS} --outfile BASE.gguf {quote(self.base)}"
             lines.insert(0, f"{converted}  # the base model, which the adapter needs")
         return "\n".join(lines)
 

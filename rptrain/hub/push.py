@@ -175,7 +175,8 @@ def _base(folder: Path, run: Path | None, base: str | None) -> card.Base | None:
     if known is not None and known.hub_id is None and (folder / ADAPTER_CONFIG).is_file():
         raise UserError(
             f"the adapter's base model is the folder {one_line(str(named))}, where nobody else finds it: give its name "
-            "on the hub with --base owner/name, or push the whole model with `rptrain export RUN --merge`"
+            "on the hub with --base owner/name, or push the whole model: "
+            "`rptrain export RUN --to DIR --merge && rptrain push DIR owner/name`"
         )
     return known
 

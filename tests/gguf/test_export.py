@@ -97,6 +97,23 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def test_paths_may_be_relative(run, checkout, to, monkeypatch):
+    """The programs run in another folder."""
+    monkeypatch.chdir(run.parent)
+    monkeypatch.setenv(tools.FOLDER, checkout.folder.name)
+    checkout.quantizer()
+    written = export_gguf(Path(run.name), to.relative_to(run.parent), "q4_k_m")
+    assert (
+        written.file.samefile(to)
+        and to.read_text().startswith("GGUF")
+        and names(to.parent)
+        == [
+            "my model.Modelfile",
+            "my model.gguf",
+        ]
+    )
+
+
 def test_a_file_and_a_modelfile_are_written(run, checkout, to):
     told: list[str] = []
     written = export_gguf(run, to, tell=told.append)

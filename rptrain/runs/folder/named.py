@@ -26,7 +26,9 @@ def named_run(name: str | None, folder: Path) -> Path:
         if (run / RUN_CONFIG).is_file():
             return run
     if path.is_dir():
-        raise UserError(f"{one_line(name)} is not a run: it has no {RUN_CONFIG}; `rptrain runs` lists the runs")
+        raise UserError(
+            f"{one_line(name)} is not a run: it has no {RUN_CONFIG}; `rptrain runs --runs DIR` lists the runs in DIR"
+        )
     known = [file.parent.name for file in folder.glob(f"*/{RUN_CONFIG}")]
     near = nearest(name, known, NEAR)
     advice = f"did you mean {', '.join(near)}?" if near else "`rptrain runs` lists the runs"
