@@ -30,7 +30,7 @@ F5 on New run finds settings by these words. A config is a TOML file; one in YAM
 This `llama3_lora_sft.yaml`, with a base model, 4 bits, and data whose columns have names of their own,
 
 ```yaml
-model_name_or_path: meta-llama/Llama-3.1-8B
+model_name_or_path: meta-llama/Llama-3.1-8B-Instruct
 quantization_bit: 4
 stage: sft
 do_train: true
@@ -66,7 +66,7 @@ become
 
 ```toml
 [model]
-path = "meta-llama/Llama-3.1-8B" # model_name_or_path
+path = "meta-llama/Llama-3.1-8B-Instruct" # model_name_or_path
 dtype = "bfloat16" # bf16; the default
 
 [[data.train]]
