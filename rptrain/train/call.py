@@ -42,9 +42,10 @@ def train(config: Config, on_event: "Callable[[Event], None] | None" = None, *, 
     resolved = Resolved.of(config)
     keep_allocator_tidy()
     with PROCESS.handled(third_ends=False):
-        from rptrain.runs.view.run_view import RunView
-        from rptrain.train.run import train as run
-        from rptrain.train.run import with_others
+        with PROCESS.importing():
+            from rptrain.runs.view.run_view import RunView
+            from rptrain.train.run import train as run
+            from rptrain.train.run import with_others
 
         try:
             trained = run(resolved, quiet=not progress, on_event=on_event)

@@ -67,6 +67,7 @@ def test_configs_of_files_and_of_mappings(folder):
     assert config == resolve(folder / "run.toml", ["lora.r=4"]).config
     tables = config.model_dump(mode="json", exclude_none=True)
     assert rptrain.load_config(tables) == config
+    assert rptrain.load_config({**tables, "log": {}}, "train.seed=3").train.seed == 3
     assert rptrain.load_config({**tables, "log": {}}).log.run_name == "run"
 
 
