@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["Config", "TrainResult", "UserError", "load_config", "plan", "train"]
 
 
-def load_config(source: str | PathLike[str] | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+def load_config(source: str | PathLike[str] | Mapping[str, Any], overrides: str | Sequence[str] = ()) -> Config:
     """The checked config of a TOML file, or of a mapping of its tables, with overrides such as "lora.r=16".
 
     Raises UserError with all mistakes and their places.
     """
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     if isinstance(source, Mapping):
         return resolve_mapping(source, overrides).config
     from rptrain.runs.folder.run_dir import resolve_config

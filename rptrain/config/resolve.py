@@ -1,5 +1,6 @@
 """Read a TOML file and `key=value` overrides into a checked config with the origin of each value."""
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,9 @@ class Resolved:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """A config from Python: its keys are those that were set there."""
+        """A config from Python: its keys are those that were set there. UserError for anything else."""
+        if not isinstance(config, Config):
+            raise UserError(f"a config is needed, not {type(config).__name__}: make one with load_config")
         keys = leaves(config.model_dump(mode="json"))
         origins = {dotted(key): PYTHON if _is_set(config, key) else DEFAULT for key in keys}
         return cls(config, origins, Path(PYTHON))
@@ -67,7 +70,16 @@ def resolve(path: Path | str, overrides: Sequence[str] = (), text: str | None = 
 
 def resolve_mapping(document: Mapping[str, Any], overrides: Sequence[str] = ()) -> Resolved:
     """As `resolve`, but of values from Python: a mapping of tables, as TOML has them."""
-    return _resolve(dict(document), {}, overrides, Path(PYTHON), "run")
+    return _resolve(_with_text(document), {}, overrides, Path(PYTHON), "run")
+
+
+def _with_text(value: Any) -> Any:
+    """A copy of a value from Python with paths as text."""
+    if isinstance(value, Mapping):
+        return {key: _with_text(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_text(one) for one in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _resolve(

@@ -11,6 +11,8 @@ from rptrain.gguf.tools import INSTALL
 from rptrain.utils.errors import UserError
 from rptrain.utils.phases import Phase, during
 
+# Starts a program that the kernel ends (SIGKILL) if this process is killed: prctl(PR_SET_PDEATHSIG) outlives exec.
+STARTED = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
 SHOWN = 12  # lines of its output that an error has if their meaning is not known
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # a converter must not look for files that are missing
 UNKNOWN_TOKENIZER = (
@@ -40,7 +42,7 @@ def run(command: Sequence[str | Path], made: Path, name: str, advice: str = "") 
     log = made.with_suffix(".log")
     with open(log, "wb") as output:
         child = subprocess.Popen(
-            [str(part) for part in command],
+            [sys.executable, "-P", "-c", STARTED, *(str(part) for part in command)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

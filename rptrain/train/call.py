@@ -43,9 +43,10 @@ def train(config: Config, on_event: "Callable[[Event], None] | None" = None, *, 
     resolved = Resolved.of(config)
     keep_allocator_tidy()
     with PROCESS.handled(third_ends=False):
-        from rptrain.runs.view.run_view import RunView
-        from rptrain.train.mistakes import with_others
-        from rptrain.train.run import train as run
+        with PROCESS.importing():
+            from rptrain.runs.view.run_view import RunView
+            from rptrain.train.mistakes import with_others
+            from rptrain.train.run import train as run
 
         try:
             trained = run(resolved, quiet=not progress, on_event=on_event)

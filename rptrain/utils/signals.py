@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from ctypes import CDLL
 from types import FrameType
 from typing import Any
@@ -112,13 +112,16 @@ class Signals:
     @contextmanager
     def importing(self) -> Iterator[None]:
         """End the process at the first signal while modules are imported, if signals are handled for the rest of it.
+        Otherwise, as in a notebook, the first is deferred: a module that is half imported would stay unusable.
 
         Native code may abort where an import is interrupted, and callbacks may lose the exception. There is nothing
         to close yet.
         """
+        is_main = threading.current_thread() is threading.main_thread()
+        defers = is_main and self._handled and not self.installed and not self._deferred
         before, self._at_once = self._at_once, self.installed
         try:
-            with phase("loading libraries", unit=""):
+            with phase("loading libraries", unit=""), self.deferred() if defers else nullcontext():
                 yield
         finally:
             self._at_once = before

@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -90,3 +93,20 @@ def test_quantized_weights_are_near_the_weights(run, checkout, tmp_path, kind, e
     for tensor in quantized:
         values, wanted = quantization.dequantize(tensor.data, tensor.tensor_type), exact[tensor.name]
         assert np.linalg.norm(values - wanted) <= error * np.linalg.norm(wanted)
+
+
+def test_a_program_ends_with_a_process_that_is_killed(tmp_path):
+    (tmp_path / "hang.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    line = "from pathlib import Path; from rptrain.gguf.convert import python, run; run(python(Path('{0}/hang.py')), "
+    ours = subprocess.Popen(
+        [sys.executable, "-c", line.format(tmp_path) + f"Path('{tmp_path}/made.gguf'), 'converting')"]
+    )
+    log, until = tmp_path / "made.log", time.monotonic() + 30
+    while not (log.is_file() and log.read_text().strip()) and time.monotonic() < until:
+        time.sleep(0.02)
+    ours.kill()
+    ours.wait()
+    program = Path("/proc", log.read_text().strip(), "stat")
+    while program.exists() and program.read_text().split()[2] != "Z" and time.monotonic() < until:
+        time.sleep(0.02)
+    assert time.monotonic() < until

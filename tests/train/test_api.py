@@ -67,7 +67,12 @@ def test_configs_of_files_and_of_mappings(folder):
     assert config == resolve(folder / "run.toml", ["lora.r=4"]).config
     tables = config.model_dump(mode="json", exclude_none=True)
     assert rptrain.load_config(tables) == config
+    assert rptrain.load_config({**tables, "log": {}}, "train.seed=3").train.seed == 3
     assert rptrain.load_config({**tables, "log": {}}).log.run_name == "run"
+    paths = {**tables, "model": {**tables["model"], "path": folder / "model"}}
+    assert rptrain.load_config(paths).model.path == str(folder / "model")
+    with pytest.raises(rptrain.UserError, match="load_config"):
+        rptrain.train(tables)  # type: ignore[arg-type]
 
 
 def test_all_mistakes_are_named_with_their_places(folder):

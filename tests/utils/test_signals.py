@@ -121,10 +121,11 @@ def test_the_first_signal_is_deferred_and_the_second_interrupts(number):
     assert not PROCESS.received and [signal.getsignal(kind) for kind in KINDS] == handlers
 
 
-def test_a_deferred_signal_interrupts_at_the_end_of_the_context():
+@pytest.mark.parametrize("context", [PROCESS.deferred, PROCESS.importing], ids=["deferred", "importing"])
+def test_a_deferred_signal_interrupts_at_the_end_of_the_context(context):
     reached = []
     with pytest.raises(KeyboardInterrupt), PROCESS.handled():
-        with PROCESS.deferred():
+        with context():
             signal.raise_signal(signal.SIGTERM)
             reached.append(True)
         reached.append(False)
