@@ -27,7 +27,8 @@ def named_run(name: str | None, folder: Path) -> Path:
             return run
     if path.is_dir():
         raise UserError(
-            f"{one_line(name)} is not a run: it has no {RUN_CONFIG}; `rptrain runs --runs DIR` lists the runs in DIR"
+            f"{one_line(name)} is not a run: it has no {RUN_CONFIG}; `rptrain runs` lists the runs, or with --runs "
+            "those of a folder"
         )
     known = [file.parent.name for file in folder.glob(f"*/{RUN_CONFIG}")]
     near = nearest(name, known, NEAR)
