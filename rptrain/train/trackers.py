@@ -3,6 +3,7 @@ used.
 """
 
 import json
+import logging
 import queue
 import threading
 import time
@@ -167,6 +168,7 @@ def _tensorboard(config: Config, run: RunDir, module: Any) -> tuple[Log, Close]:
     """Writes to the run's folder; view it with `tensorboard --logdir`. A resumed run hides what was logged after its
     checkpoint, and logs it again.
     """
+    logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)  # it warns of NaN, which lines of steps show
     saved = run.saved_step
     purge = {"purge_step": saved + 1} if saved else {}
     writer = module.SummaryWriter(logdir=str(inside(run.path, "tensorboard")), flush_secs=FLUSH, **purge)

@@ -1,5 +1,6 @@
 """Trackers get the metrics of every event; a missing one is reported before anything is loaded."""
 
+import logging
 import sys
 import threading
 import time
@@ -81,6 +82,7 @@ def test_what_a_tracker_gets(name, module, tmp_path, monkeypatch):
     (opened,) = fake.opened
     if name == "tensorboard":
         assert opened == {"logdir": str(run.path / "tensorboard"), "flush_secs": FLUSH} and '"max_steps": 4' in config
+        assert not logging.getLogger("tensorboardX.x2num").isEnabledFor(logging.WARNING)
     else:
         assert (opened["project"], opened["name"], opened["config"]["train"]["max_steps"]) == ("mine", "run", 4)
 
