@@ -15,7 +15,7 @@ from rptrain.checkpoint.atomic_dir import MANIFEST, STATE
 from rptrain.checkpoint.export_progress import ADAPTER_CONFIG
 from rptrain.gguf import kinds
 from rptrain.hub import card
-from rptrain.hub.errors import LOG_IN, explained_errors, has_token, page_of
+from rptrain.hub.errors import LOG_IN, explained_answers, explained_errors, has_token, page_of
 from rptrain.hub.repository import TIMEOUT, api
 from rptrain.models.base_files import CONFIG, LICENSES
 from rptrain.models.locate import HUB_ID
@@ -91,7 +91,7 @@ def send(push: Push, *, private: bool, force: bool, bars: bool, tell: Callable[[
     """
     check_token()
     client, files = api(), dict(push.files)
-    with explained_errors(push.name):
+    with explained_errors(push.name), explained_answers(push.name):
         try:
             found = client.model_info(push.name, timeout=TIMEOUT)
         except RepositoryNotFoundError:

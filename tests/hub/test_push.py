@@ -218,6 +218,9 @@ def test_errors(hub, folder, monkeypatch):
     hub.faults = [Fault("/validate-yaml", status=400)]
     done = rptrain("push", "my", "me/mine")
     assert done.exit_code == 2 and "not pushed" in done.stderr
+    hub.faults = [Fault("/api/models/", page=b"<html>")]
+    done = rptrain("push", "my", "me/mine")
+    assert done.exit_code == 1 and "the network needs a log-in" in done.stderr
     assert TOKEN not in done.output
 
 
