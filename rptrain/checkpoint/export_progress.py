@@ -78,7 +78,8 @@ def loading_code(directory: Path, name: str | None = None, base_name: str | None
     """
     adapter, base, at = directory / ADAPTER_CONFIG, None, "path"
     if adapter.is_file():
-        base, at = json.loads(read_small_text(adapter))["base_model_name_or_path"], "base"
+        named, at = json.loads(read_small_text(adapter)).get("base_model_name_or_path"), "base"
+        base = named if isinstance(named, str) else ""
     architecture = _fact(directory, "architecture") or _architecture(directory if base is None else Path(base))
     several = architecture.endswith("ForConditionalGeneration")
     model = "AutoModelForImageTextToText" if several else "AutoModelForCausalLM"

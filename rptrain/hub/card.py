@@ -193,6 +193,6 @@ def _license(folder: Path) -> dict[str, Any]:
     """The license that the README.md of a model states, as metadata; empty if it states none."""
     try:
         found = metadata_load(folder / NAME) if (folder / NAME).is_file() else None
-    except (ValueError, YAMLError):
+    except (ValueError, YAMLError, RecursionError):
         return {}
     return {key: found[key] for key in LICENSE if key in found} if isinstance(found, dict) else {}

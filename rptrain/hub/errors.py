@@ -49,6 +49,25 @@ def explained_errors(repository: str, what: str = "model") -> Iterator[None]:
         logging.set_verbosity(before)
 
 
+@contextmanager
+def explained_answers(names: str) -> Iterator[None]:
+    """What the library raises for answers that are not the hub's, as a TrainingError. Use it inside `explained_errors`.
+
+    `names`: what was asked for. UserError if the token cannot be sent.
+    """
+    try:
+        yield
+    except HFValidationError:
+        raise
+    except UnicodeEncodeError as error:
+        raise UserError(f"{_token()} has a character that no token has: {LOG_IN}") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise TrainingError(
+            f"{constants.ENDPOINT} answers with something else than {names}: check whether the network "
+            "needs a log-in, and HF_ENDPOINT if a mirror is used"
+        ) from error
+
+
 def explained(error: BaseException, repository: str, what: str) -> UserError | TrainingError:
     """The message about an error of the hub."""
     hub, page = constants.ENDPOINT, page_of(repository, what)

@@ -15,7 +15,7 @@ from rptrain.checkpoint.atomic_dir import MANIFEST, STATE
 from rptrain.checkpoint.export_progress import ADAPTER_CONFIG
 from rptrain.gguf import kinds
 from rptrain.hub import card
-from rptrain.hub.errors import LOG_IN, explained_errors, has_token, page_of
+from rptrain.hub.errors import LOG_IN, explained_answers, explained_errors, has_token, page_of
 from rptrain.hub.repository import TIMEOUT, api
 from rptrain.models.base_files import CONFIG, LICENSES
 from rptrain.models.locate import HUB_ID
@@ -33,6 +33,7 @@ PATHS = {  # keys under which files may have a local path
     CONFIG: "_name_or_path",
     "tokenizer_config.json": "name_or_path",
 }
+TOKENIZER_PATHS = ("special_tokens_map_file", "tokenizer_file")  # keys with which older tokenizers were saved
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def prepare(folder: Path, name: str, run: Path | None, base: str | None, *, forc
         if file in files:
             files[file] = _without_path(folder / file, key, known.hub_id if known else None) or files[file]
     written = files.pop(card.NAME, None) is not None and not force
-    text = read_small_text(folder / card.NAME) if written else card.write(folder, name, run, known)
+    text = _text(folder / card.NAME) if written else card.write(folder, name, run, known)
     return Push(name, text, written, files)
 
 
@@ -90,7 +91,7 @@ def send(push: Push, *, private: bool, force: bool, bars: bool, tell: Callable[[
     """
     check_token()
     client, files = api(), dict(push.files)
-    with explained_errors(push.name):
+    with explained_errors(push.name), explained_answers(push.name):
         try:
             found = client.model_info(push.name, timeout=TIMEOUT)
         except RepositoryNotFoundError:
@@ -158,7 +159,7 @@ def _files(folder: Path) -> dict[str, Path]:
 def _is_of_gguf(path: Path) -> bool:
     """Whether this is a GGUF file or belongs to one. A Modelfile that names a folder of this machine does not."""
     if path.suffix == kinds.MODELFILE:
-        return path.is_file() and read_small_text(path).startswith(OWN)
+        return path.is_file() and _text(path).startswith(OWN)
     return any(fnmatchcase(path.name, pattern) for pattern in (f"*{kinds.SUFFIX}", card.NAME, *LICENSES))
 
 
@@ -172,6 +173,11 @@ def _base(folder: Path, run: Path | None, base: str | None) -> card.Base | None:
     known = card.base_of(named) if isinstance(named, str) and named else None
     if base is not None:
         return card.Base(base, base, known.folder if known else None)
+    if known is None and (folder / ADAPTER_CONFIG).is_file():
+        raise UserError(
+            f"{folder / ADAPTER_CONFIG} does not name the adapter's base model: give its name on the hub with --base "
+            "owner/name"
+        )
     if known is not None and known.hub_id is None and (folder / ADAPTER_CONFIG).is_file():
         raise UserError(
             f"the adapter's base model is the folder {one_line(str(named))}, where nobody else finds it: give its name "
@@ -182,12 +188,25 @@ def _base(folder: Path, run: Path | None, base: str | None) -> card.Base | None:
 
 
 def _without_path(file: Path, key: str, hub_id: str | None) -> bytes | None:
-    """The content of a JSON file with a hub id in place of a local path under this key; None if there is no path."""
+    """The content of a JSON file with a hub id in place of a local path under this key, or of an adapter's missing
+    base, and without paths of the tokenizer's files; None if there is nothing to replace.
+    """
     content = _json(file)
-    value = content.get(key)
-    if not isinstance(value, str) or not value or (HUB_ID.fullmatch(value) and not Path(value).is_dir()):
-        return None
-    return json.dumps({**content, key: hub_id or ""}, indent=2).encode()
+    value, found = content.get(key), dict(content)
+    for name in TOKENIZER_PATHS:
+        if isinstance(local := content.get(name), str) and Path(local).is_absolute():
+            del found[name]
+    named = isinstance(value, str) and value
+    if (named and (not HUB_ID.fullmatch(named) or Path(named).is_dir())) or (not named and key == BASE_KEY):
+        found[key] = hub_id or ""
+    return None if found == content else json.dumps(found, indent=2).encode()
+
+
+def _text(file: Path) -> str:
+    try:
+        return read_small_text(file)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 text: save it as UTF-8") from error
 
 
 def _json(file: Path) -> dict[str, Any]:

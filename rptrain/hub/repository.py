@@ -7,11 +7,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from huggingface_hub import HfApi, constants, hf_hub_url
-from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import build_hf_headers
 
 from rptrain import __version__
-from rptrain.hub.errors import explained_errors
+from rptrain.hub.errors import explained_answers, explained_errors
 from rptrain.models.locate import HUB_ID, hub_cache
 from rptrain.utils.errors import TrainingError, UserError
 from rptrain.utils.text import quoted
@@ -67,20 +66,13 @@ def find(name: str, what: str, revision: str | None = None) -> Repository:
         raise UserError(f"{quoted(repr(revision))} is not a revision: name a branch, a tag or a commit")
     with explained_errors(name, what):
         ask = api().model_info if what == "model" else api().dataset_info
-        try:
+        with explained_answers(f"the files of {name}"):
             found = ask(name, revision=revision, files_metadata=True, timeout=TIMEOUT)
             files = [
                 RemoteFile(file.rfilename, int(file.size or 0), file.lfs.sha256 if file.lfs else file.blob_id or "")
                 for file in found.siblings or []
             ]
             card = found.card_data.to_dict() if found.card_data else {}
-        except HFValidationError:
-            raise
-        except (ValueError, TypeError, LookupError, AttributeError) as error:  # what the library makes of other answers
-            raise TrainingError(
-                f"{constants.ENDPOINT} answers with something else than the files of {name}: check whether the network "
-                "needs a log-in, and HF_ENDPOINT if a mirror is used"
-            ) from error
     commit = found.sha or ""
     if not (_DIGEST.fullmatch(commit) and all(map(_is_sound, files))):
         raise TrainingError(

@@ -216,11 +216,13 @@ def _steps(
 
 @cache
 def _library() -> Any:
-    """estimate.c, with the types of its function; None if the package was installed without a compiler."""
-    file = Path(__file__).with_name("_estimate.so")
-    if not file.exists():
+    """estimate.c, with the types of its function; None if the package was installed without a compiler, or if the
+    library cannot be loaded, which utils/native.py reports for the others.
+    """
+    try:
+        found = ctypes.CDLL(str(Path(__file__).with_name("_estimate.so")))
+    except OSError:
         return None
-    found = ctypes.CDLL(str(file))
     numbers, pointer = [ctypes.c_long] * 6, ctypes.c_void_p
     found.schedule_steps.argtypes = [*numbers, pointer, ctypes.c_double, ctypes.c_double, pointer, pointer]
     found.schedule_steps.restype = None

@@ -3,6 +3,7 @@ used.
 """
 
 import json
+import logging
 import queue
 import threading
 import time
@@ -25,6 +26,7 @@ Values = Mapping[str, float | Sample]  # by metric name
 Log = Callable[[Values, int], None]  # values; step
 Close = Callable[[], object]
 GLOBAL_STEP = "train/global_step"  # at W&B: the step, as transformers names it
+FLUSH = 1.0  # seconds after which figures are in TensorBoard's file: a process that is killed loses the later ones
 POLL = 0.02  # seconds between two checks of a tracker that is waited for
 
 
@@ -166,9 +168,10 @@ def _tensorboard(config: Config, run: RunDir, module: Any) -> tuple[Log, Close]:
     """Writes to the run's folder; view it with `tensorboard --logdir`. A resumed run hides what was logged after its
     checkpoint, and logs it again.
     """
+    logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)  # it warns of NaN, which lines of steps show
     saved = run.saved_step
     purge = {"purge_step": saved + 1} if saved else {}
-    writer = module.SummaryWriter(logdir=str(inside(run.path, "tensorboard")), **purge)
+    writer = module.SummaryWriter(logdir=str(inside(run.path, "tensorboard")), flush_secs=FLUSH, **purge)
     writer.add_text("config", _code(json.dumps(_settings(config), indent=2)), saved)
 
     def log(values: Values, step: int) -> None:

@@ -1,6 +1,7 @@
 """The libraries of native code (such as engine/optim/adam.c), and calls of them on the threads of a pool."""
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 from functools import cache
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the command line loads a library before torch is imported
     import torch
+
+_log = logging.getLogger(__name__)
+_unusable: list[Path] = []  # libraries that are here, and cannot be loaded
 
 _SUFFIXES = {  # of entries
     "torch.bfloat16": "bf16",
@@ -22,10 +26,22 @@ _SUFFIXES = {  # of entries
 
 @cache
 def library(module: str) -> ctypes.CDLL | None:
-    """The library with this name, such as "rptrain.kernels._quant"; None if it was installed without a compiler."""
+    """The library with this name, such as "rptrain.kernels._quant"; None if it was installed without a compiler.
+
+    Also None, with a warning for the first one, if it cannot be loaded here: it was built for another machine or a
+    newer C library, or its file system does not allow execution.
+    """
     package, _, name = module.rpartition(".")
     file = Path(import_module(package).__path__[0], f"{name}.so")
-    return ctypes.CDLL(str(file)) if file.exists() else None
+    if not file.exists():
+        return None
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError as error:
+        if not _unusable:
+            _log.warning("a library cannot be loaded (%s): slower code replaces it; reinstall rptrain here", error)
+        _unusable.append(file)
+        return None
 
 
 def suffix(dtype: "torch.dtype") -> str:

@@ -102,6 +102,11 @@ def test_an_adapter_of_a_local_base_needs_its_name(hub, folder):
         prepare(run / "model", "me/mine", run, None)
     pushed = prepare(run / "model", "me/mine", run, "org/base")
     assert ModelCard(pushed.card).data.to_dict()["base_model"] == "org/base"
+    unnamed = trained(folder / "unnamed", "org/base", lambda made, base: adapter(made, "")) / "model"
+    with pytest.raises(UserError, match=r"--base owner/name"):
+        prepare(unnamed, "me/mine", None, None)
+    config = prepare(unnamed, "me/mine", None, "org/base").files["adapter_config.json"]
+    assert isinstance(config, bytes) and json.loads(config)["base_model_name_or_path"] == "org/base"
     whole = prepare(model(folder / "whole"), "me/mine", run, None).card
     assert "base_model" not in whole and "from `local`" in whole and str(folder) not in whole
 
@@ -125,7 +130,8 @@ def test_the_name_of_a_base_that_is_not_here(hub, folder, path, hub_id, named):
 
 @pytest.mark.parametrize(("name", "key"), [("config", "_name_or_path"), ("tokenizer_config", "name_or_path")])
 def test_the_path_in_a_config_is_not_pushed(hub, folder, name, key):
-    made = model(folder / "made", **{f"{name}__json": json.dumps({key: str(folder / "x"), "a": 1}).encode()})
+    local = {key: str(folder / "x"), "tokenizer_file": "/home/me/x", "a": 1}
+    made = model(folder / "made", **{f"{name}__json": json.dumps(local).encode()})
     content = prepare(made, "me/mine", None, None).files[f"{name}.json"]
     assert isinstance(content, bytes) and json.loads(content) == {key: "", "a": 1}
 
@@ -212,6 +218,9 @@ def test_errors(hub, folder, monkeypatch):
     hub.faults = [Fault("/validate-yaml", status=400)]
     done = rptrain("push", "my", "me/mine")
     assert done.exit_code == 2 and "not pushed" in done.stderr
+    hub.faults = [Fault("/api/models/", page=b"<html>")]
+    done = rptrain("push", "my", "me/mine")
+    assert done.exit_code == 1 and "the network needs a log-in" in done.stderr
     assert TOKEN not in done.output
 
 
@@ -226,7 +235,7 @@ def test_addresses_with_signatures_are_not_logged(hub, folder, monkeypatch, capl
     assert "/upload/" not in caplog.text
 
 
-@pytest.mark.parametrize("case", ["empty", "link", "checkpoint", "name"])
+@pytest.mark.parametrize("case", ["empty", "link", "checkpoint", "UTF-8", "name"])
 def test_what_is_not_pushed(hub, folder, case):
     made, name = model(folder / "made"), "me/mine"
     if case == "empty":
@@ -235,6 +244,8 @@ def test_what_is_not_pushed(hub, folder, case):
         (made / "secret").symlink_to("/etc/hostname")
     elif case == "checkpoint":
         (made / "trainer_state.json").write_text("{}")
+    elif case == "UTF-8":
+        (made / "README.md").write_text("# Mine", encoding="utf-16")
     else:
         name = "mine"
     with pytest.raises(UserError, match={"empty": "not an export", "name": "owner/name"}.get(case, case)):

@@ -1,5 +1,6 @@
 """Trackers get the metrics of every event; a missing one is reported before anything is loaded."""
 
+import logging
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from rptrain.inference import samples
 from rptrain.runs.folder.run_dir import RunDir
 from rptrain.runs.records import events
 from rptrain.train import session
-from rptrain.train.trackers import Trackers
+from rptrain.train.trackers import FLUSH, Trackers
 from rptrain.utils.errors import UserError
 
 from .. import run_tools as tools
@@ -80,7 +81,8 @@ def test_what_a_tracker_gets(name, module, tmp_path, monkeypatch):
         assert event.prompt == prompt and prompt in answer and event.text in answer
     (opened,) = fake.opened
     if name == "tensorboard":
-        assert opened == {"logdir": str(run.path / "tensorboard")} and '"max_steps": 4' in config
+        assert opened == {"logdir": str(run.path / "tensorboard"), "flush_secs": FLUSH} and '"max_steps": 4' in config
+        assert not logging.getLogger("tensorboardX.x2num").isEnabledFor(logging.WARNING)
     else:
         assert (opened["project"], opened["name"], opened["config"]["train"]["max_steps"]) == ("mine", "run", 4)
 

@@ -35,6 +35,17 @@ def test_libraries_of_one_version_of_python_are_not_loaded(tmp_path, monkeypatch
     assert native.library.__wrapped__("rptrain.kernels._quant") is None
 
 
+def test_a_library_that_cannot_be_loaded_is_reported_once(tmp_path, monkeypatch, caplog):
+    """It may be of another machine, or on a file system mounted with noexec."""
+    for name in ("_quant", "_fp8"):
+        (tmp_path / f"{name}.so").write_bytes(b"of another machine")
+    monkeypatch.setattr(rptrain.kernels, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(native, "_unusable", [])
+    assert native.library.__wrapped__("rptrain.kernels._quant") is None
+    assert native.library.__wrapped__("rptrain.kernels._fp8") is None
+    assert [f"{tmp_path}/_quant.so" in line for line in caplog.messages] == [True]
+
+
 def test_all_packages_are_installed():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     own = (path.parent.relative_to(ROOT) for path in (ROOT / "rptrain").rglob("__init__.py"))
