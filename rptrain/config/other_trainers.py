@@ -75,6 +75,7 @@ columns = {instruction = "question", output = "answer"} # LLaMA-Factory's prompt
 
 [data]
 max_length = 2048 # cutoff_len
+packing = false # as there; true packs several samples into a sequence: faster, in fewer steps
 chat_template = "llama3" # template; instruct models have their own
 val_size = 0.1
 
