@@ -44,7 +44,7 @@ def plan(
     """The plan of a config: whether it `fits`, `tokens_per_second`, `memory`, `advice`; `to_dict()` is what
     `rptrain plan --json` prints. The other arguments are that command's options of these names.
 
-    Raises UserError for a config that cannot be planned. One that does not fit is no error.
+    Raises UserError for a config that cannot be planned. One that does not fit raises nothing.
     """
     from rptrain.machine.flags import MachineFlags
     from rptrain.planner.network import Nodes

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"rptrain": "rptrain", "kernels": "rptrain/kernels", "models": "rptrain/models"}  # where a wheel has them
 NOT_PACKED = (".c", ".h", ".so", ".pyc")
-FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "rptrain.toml")
+FILES = ("pyproject.toml", "setup.py", "README.md", "CHANGELOG.md", "LICENSE", "rptrain.toml")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LIBRARIES = {f"{module['name'].replace('.', '/')}.so" for module in PROJECT["tool"]["setuptools"]["ext-modules"]}
 

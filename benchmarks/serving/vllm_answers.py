@@ -31,7 +31,7 @@ def main() -> None:
             os.dup2(log, 1)
             os.dup2(log, 2)
             answer(request)
-            os._exit(0)
+            os._exit(0)  # the exit handlers are the parent's
         os.waitpid(child, 0)
 
 

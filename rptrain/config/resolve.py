@@ -40,8 +40,8 @@ class Resolved:
     path: Path
 
     def place(self, key: str) -> str:
-        """Where a mistake about a key is reported: its origin, with the key if that is no line of a file, or the file
-        if it is not set.
+        """Where a mistake about a key is reported: its origin, with the key unless that is a line of a file, or the
+        file if it is not set.
         """
         origin = self.origins.get(key, DEFAULT)
         if origin == DEFAULT:

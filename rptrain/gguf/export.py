@@ -213,7 +213,7 @@ def _change(file: Path, values: Mapping[str, Any]) -> None:
 
 
 def _converted(model: Path, job: _Job, folder: Path) -> Path:
-    """The GGUF file of an export, which is deleted as soon as it is no longer needed."""
+    """The GGUF file of an export, which is deleted once it has been converted."""
     first = job.kind if job.kind in kinds.CONVERTER else kinds.BETWEEN
     made = folder / job.to.name
     options = ["--outfile", made, "--outtype", first]

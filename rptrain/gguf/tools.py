@@ -49,7 +49,7 @@ class Tools:
 
 
 def has_package() -> bool:
-    """Whether the package is installed. A folder of this name in the current directory is no package."""
+    """Whether the package is installed. A folder of this name in the current directory does not count."""
     found = find_spec(PACKAGE)
     return found is not None and found.origin is not None
 

@@ -131,7 +131,7 @@ def check_name(name: str) -> None:
 
 
 def check_token() -> None:
-    """UserError if there is no token to push with."""
+    """UserError if a token to push with is missing."""
     if not has_token():
         raise UserError(f"pushing needs a token that may write: {LOG_IN}")
 

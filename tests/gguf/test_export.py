@@ -40,7 +40,7 @@ QUANTIZER = '#!/bin/sh\ncat "$1" > "$2"\necho "$3" >> "$2"\n'
 
 
 class Checkout:
-    """A folder in the place of a checkout of llama.cpp, whose programs do as they are told and log their arguments."""
+    """A folder in the place of a checkout of llama.cpp, whose programs behave as tests set and log their arguments."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._log = folder, folder / "log"
